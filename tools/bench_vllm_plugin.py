@@ -19,6 +19,8 @@ import os
 import subprocess
 import sys
 
+from armllm.vllm_plugin import wanted_parts
+
 PROGRAM = """
 import json, statistics, sys, time
 from vllm import LLM, SamplingParams
@@ -129,12 +131,23 @@ def run(arguments: argparse.Namespace, parts: str) -> Result:
     return result
 
 
+def parts_of(text: str) -> str:
+    """The same text, if it is a value of ARMLLM_VLLM."""
+    try:
+        wanted_parts(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def main() -> None:
     """Measure one after the other."""
     parser = argparse.ArgumentParser(description="Measure vLLM with and without the kernels of armllm.")
     parser.add_argument("python", help="interpreter of an environment with vLLM and armllm")
     parser.add_argument("model", help="checkpoint folder")
-    parser.add_argument("--parts", nargs="+", default=["none", "all"], help="values of ARMLLM_VLLM")
+    parser.add_argument(
+        "--parts", nargs="+", type=parts_of, default=["none", "all"], help="values of ARMLLM_VLLM"
+    )
     parser.add_argument("--enforce-eager", action="store_true", help="vLLM without torch's compiler")
     parser.add_argument("--repeats", type=int, default=3, metavar="N")
     arguments = parser.parse_args()

@@ -39,6 +39,13 @@ class LLM:
 """
 
 
+def test_what_is_no_part_is_refused_before_anything_starts(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench", "python", "model", "--parts", "int5"])
+    with pytest.raises(SystemExit):
+        tool.main()
+    assert "ARMLLM_VLLM has int5; it takes all, none, or of: int4" in capsys.readouterr().err
+
+
 def result(called=(), **reasons):
     return tool.Result(dict.fromkeys(vllm_plugin.PARTS, "") | reasons, list(called), [])
 
