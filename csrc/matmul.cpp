@@ -18,6 +18,62 @@ namespace {
 // Products of int8 by int8 sum to less than 2^31 up to here.
 constexpr int64_t kMaxChannel = 131072;
 
+// A product with E4M3: some panels at a time become panels of the storage type in a thread's scratch memory,
+// and meet all rows of an item there. So its results have the bits of a product with the decoded weight.
+class Fp8Product {
+ public:
+  Fp8Product(const KernelTable& table, const MatmulKernel& kernel, Storage storage, const WeightShape& shape)
+      : kernel_(kernel),
+        decode_(ARMLLM_OF_STORAGE(table, decode_fp8, storage)),
+        size_(bytes_of(storage)),
+        elements_(panel_elements(shape.in_features)) {
+    // In the second-level cache; a single row wants several panels side by side.
+    constexpr int64_t kBytes = 512 * 1024, kLeast = 2, kMost = 8;
+    const int64_t bytes = std::max<int64_t>(64, elements_ * size_);
+    together_ = std::min(std::max(kLeast, kBytes / bytes), kMost);
+  }
+
+  int64_t scratch_bytes() const { return together_ * elements_ * size_; }
+
+  void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, int64_t panel_begin,
+                int64_t panel_end) const {
+    for (int64_t first = panel_begin; first < panel_end; first += together_) {
+      const int64_t count = std::min(together_, panel_end - first), column = first * kPanelColumns;
+      for (int64_t i = 0; i < count; ++i)
+        decode(a, first + i, static_cast<char*>(a.scratch) + i * elements_ * size_);
+      MatmulArgs part = a;
+      part.weight = a.scratch;
+      part.shape.group_size = 0;
+      part.shape.out_features = std::min(count * kPanelColumns, a.shape.out_features - column);
+      part.out = static_cast<char*>(a.out) + column * size_;
+      if (a.bias != nullptr) part.bias = static_cast<const char*>(a.bias) + column * size_;
+      kernel_.multiply(part, tile_begin, tile_end, 0, count);
+    }
+  }
+
+ private:
+  void decode(const MatmulArgs& a, int64_t panel, char* to) const {
+    const int64_t features = elements_ / kPanelColumns, together = kernel_.features_together;
+    const int64_t group = a.shape.group_size == 0 ? features : a.shape.group_size;
+    const int64_t groups = a.shape.group_size == 0 ? 1 : ceil_div(a.shape.in_features, group);
+    const uint8_t* const from = static_cast<const uint8_t*>(a.weight) + panel * elements_;
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t begin = g * group, end = std::min(features, begin + group);
+      float scales[kFp8Scales];
+      for (int64_t i = 0; i < kFp8Scales; ++i) {
+        const int64_t row = panel * kPanelColumns + i / together % kPanelColumns;
+        scales[i] = row < a.shape.out_features ? a.fp8_scales[row * groups + g] : 0;
+      }
+      decode_({to + begin * kPanelColumns * size_, from + begin * kPanelColumns, scales,
+               (end - begin) * kPanelColumns});
+    }
+  }
+
+  const MatmulKernel& kernel_;
+  DecodeFp8* decode_;
+  int64_t size_, elements_, together_;
+};
+
 }  // namespace
 
 void check_weight(int bits, const WeightShape& shape) {
@@ -51,8 +107,8 @@ const MatmulKernel& matmul_kernel(const KernelTable& table, int bits, Storage st
 const MatmulKernel& matmul_kernel(const KernelTable& table, WeightForm form, Storage storage) {
   const int bits = bits_of(form);
   if (bits != 0) return matmul_kernel(table, bits, storage);
-  return form == WeightForm::panels ? *ARMLLM_OF_STORAGE(table, panel_matmul, storage)
-                                    : *ARMLLM_OF_STORAGE(table, dense_matmul, storage);
+  return form == WeightForm::dense ? *ARMLLM_OF_STORAGE(table, dense_matmul, storage)
+                                   : *ARMLLM_OF_STORAGE(table, panel_matmul, storage);
 }
 
 int64_t packed_bytes(const KernelTable& table, int bits, const WeightShape& shape) {
@@ -68,7 +124,12 @@ void matmul(const KernelTable& table, WeightForm form, Storage storage, const Ma
   const int bits = bits_of(form);
   const bool quantized = bits != 0;
   if (quantized) check_weight(bits, request.shape);
-  const MatmulKernel& kernel = matmul_kernel(table, form, storage);
+  MatmulKernel kernel = matmul_kernel(table, form, storage);
+  const Fp8Product fp8(table, kernel, storage, request.shape);
+  if (form == WeightForm::fp8) {
+    kernel.decoded = fp8.scratch_bytes();
+    kernel.decoded_rows = 0;
+  }
   if (request.rows == 0 || request.shape.out_features == 0) return;
 
   thread_local Workspace workspace;
@@ -88,7 +149,14 @@ void matmul(const KernelTable& table, WeightForm form, Storage storage, const Ma
     kernel.quantize(args, ranges.begin(item), ranges.end(item));
   };
   const ProductItems items(kernel, args.shape, args.rows, wanted_items(threads));
-  const auto multiply = [&](int64_t item, int thread) { items.run(args, item, scratch.of(thread)); };
+  const auto multiply_fp8 = [&](const MatmulArgs& a, int64_t tile_begin, int64_t tile_end,
+                                int64_t panel_begin, int64_t panel_end) {
+    fp8.multiply(a, tile_begin, tile_end, panel_begin, panel_end);
+  };
+  const auto multiply = [&](int64_t item, int thread) {
+    if (form == WeightForm::fp8) return items.run(args, item, scratch.of(thread), multiply_fp8);
+    items.run(args, item, scratch.of(thread));
+  };
   const PiecewiseOp* const activation = beside.activation;
   const Ranges chunks(activation == nullptr ? 0 : activation->count,
                       activation == nullptr ? 0 : activation->elements_each, kSimpleElements);

@@ -191,6 +191,51 @@ void interleave(const char* rows, int64_t stride, int64_t begin, int64_t end, in
   }
 }
 
+// Rows, whose elements of `from_size` bytes `convert` makes those of `size` bytes, or which are copied; so
+// many elements of a column stand together.
+void pack_columns(Activation* convert, int64_t size, int64_t from_size, int64_t together,
+                  const PackPanelsArgs& args) {
+  // Features at a time: sixteen rows of them stay in the first-level cache.
+  constexpr int64_t kFeatures = 256;
+  static_assert(kFeatures <= kActivationChunk);
+  const int64_t n = args.in_features, unit = size * together;
+  const auto pack = [&](int64_t panel, int64_t begin, int64_t end) {
+    alignas(64) char rows[kPanelColumns * kFeatures * sizeof(float)];
+    char* out = static_cast<char*>(args.panels) + panel * panel_elements(n) * size;
+    const char* in = static_cast<const char*>(args.rows) +
+                     (panel * kPanelColumns + begin - args.first) * args.stride * from_size;
+    for (int64_t k = 0; k < n; k += kFeatures) {
+      const int64_t width = std::min(kFeatures, n - k), whole = ceil_div(width, 4) * 4;
+      if (convert != nullptr) {
+        convert({rows, in + k * from_size, end - begin, width, kFeatures, args.stride}, 0, end - begin);
+      }
+      for (int64_t r = 0; r < end - begin; ++r) {
+        char* const row = rows + r * kFeatures * size;
+        if (convert == nullptr) {
+          memcpy(row, in + (r * args.stride + k) * size, static_cast<size_t>(width * size));
+        }
+        memset(row + width * size, 0, static_cast<size_t>((whole - width) * size));
+      }
+      char* const there = out + k * kPanelColumns * size;
+      const int64_t units = whole / together, stride = kFeatures / together;
+      if (unit == 1) interleave<uint8_t>(rows, stride, begin, end, units, there);
+      if (unit == 2) interleave<uint16_t>(rows, stride, begin, end, units, there);
+      if (unit == 4) interleave<uint32_t>(rows, stride, begin, end, units, there);
+      if (unit == 8) interleave<uint64_t>(rows, stride, begin, end, units, there);
+    }
+  };
+  constexpr int64_t kElements = 65536;
+  const int64_t first = args.first / kPanelColumns, last = args.first + args.count;
+  parallel_ranges(ceil_div(last, kPanelColumns) - first, kPanelColumns * n, kElements,
+                  [&](int64_t begin, int64_t end, int) {
+                    for (int64_t i = begin; i < end; ++i) {
+                      const int64_t column = (first + i) * kPanelColumns;
+                      pack(first + i, std::max<int64_t>(0, args.first - column),
+                           std::min<int64_t>(kPanelColumns, last - column));
+                    }
+                  });
+}
+
 }  // namespace
 
 void touch_pages(void* memory, int64_t bytes) {
@@ -208,47 +253,12 @@ void touch_pages(void* memory, int64_t bytes) {
 }
 
 void pack_panels(const KernelTable& table, Storage to, Storage from, const PackPanelsArgs& args) {
-  // Features at a time: sixteen rows of them stay in the first-level cache.
-  constexpr int64_t kFeatures = 256;
-  static_assert(kFeatures <= kActivationChunk);
-  const int64_t size = bytes_of(to), from_size = bytes_of(from), n = args.in_features;
-  const int64_t together = matmul_kernel(table, WeightForm::panels, to).features_together;
-  const int64_t unit = size * together;
-  Activation* const kernel = converter(table, to, from);
-  const auto pack = [&](int64_t panel, int64_t begin, int64_t end) {
-    alignas(64) char rows[kPanelColumns * kFeatures * sizeof(float)];
-    char* out = static_cast<char*>(args.panels) + panel * panel_elements(n) * size;
-    const char* in = static_cast<const char*>(args.rows) +
-                     (panel * kPanelColumns + begin - args.first) * args.stride * from_size;
-    for (int64_t k = 0; k < n; k += kFeatures) {
-      const int64_t width = std::min(kFeatures, n - k), whole = ceil_div(width, 4) * 4;
-      if (kernel != nullptr) {
-        kernel({rows, in + k * from_size, end - begin, width, kFeatures, args.stride}, 0, end - begin);
-      }
-      for (int64_t r = 0; r < end - begin; ++r) {
-        char* const row = rows + r * kFeatures * size;
-        if (kernel == nullptr) {
-          memcpy(row, in + (r * args.stride + k) * size, static_cast<size_t>(width * size));
-        }
-        memset(row + width * size, 0, static_cast<size_t>((whole - width) * size));
-      }
-      char* const there = out + k * kPanelColumns * size;
-      const int64_t units = whole / together, stride = kFeatures / together;
-      if (unit == 2) interleave<uint16_t>(rows, stride, begin, end, units, there);
-      if (unit == 4) interleave<uint32_t>(rows, stride, begin, end, units, there);
-      if (unit == 8) interleave<uint64_t>(rows, stride, begin, end, units, there);
-    }
-  };
-  constexpr int64_t kElements = 65536;
-  const int64_t first = args.first / kPanelColumns, last = args.first + args.count;
-  parallel_ranges(ceil_div(last, kPanelColumns) - first, kPanelColumns * n, kElements,
-                  [&](int64_t begin, int64_t end, int) {
-                    for (int64_t i = begin; i < end; ++i) {
-                      const int64_t column = (first + i) * kPanelColumns;
-                      pack(first + i, std::max<int64_t>(0, args.first - column),
-                           std::min<int64_t>(kPanelColumns, last - column));
-                    }
-                  });
+  pack_columns(converter(table, to, from), bytes_of(to), bytes_of(from),
+               matmul_kernel(table, WeightForm::panels, to).features_together, args);
+}
+
+void pack_fp8(const KernelTable& table, Storage storage, const PackPanelsArgs& args) {
+  pack_columns(nullptr, 1, 1, matmul_kernel(table, WeightForm::fp8, storage).features_together, args);
 }
 
 const WeightLayout& layout_of_target(const std::string& target) {

@@ -49,12 +49,16 @@ class ProductItems {
   }
   int64_t count() const { return count_; }
   // `scratch`: of the thread that calls, or null.
-  void run(MatmulArgs args, int64_t item, void* scratch) const {
+  void run(const MatmulArgs& args, int64_t item, void* scratch) const {
+    run(args, item, scratch, kernel_->multiply);
+  }
+  // With `multiply` in place of the kernel's function.
+  template <class Multiply>
+  void run(MatmulArgs args, int64_t item, void* scratch, const Multiply& multiply) const {
     args.scratch = scratch;
     const int64_t panel = item % blocks_ * block_, tile = item / blocks_ * tiles_each_;
     if (tile < tiles_) {
-      kernel_->multiply(args, tile, std::min(tiles_, tile + tiles_each_), panel,
-                        std::min(panels_, panel + block_));
+      multiply(args, tile, std::min(tiles_, tile + tiles_each_), panel, std::min(panels_, panel + block_));
     }
   }
 

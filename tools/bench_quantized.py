@@ -2,6 +2,7 @@
 """Packing and decoding with quantized weights beside bf16, in one run: prints Markdown.
 
     python tools/bench_quantized.py --schemes int8,int4-g128       # a Llama of 500 million random weights
+    python tools/bench_quantized.py --schemes fp8 --sequences 8    # a checkpoint of E4M3, a scale per row
 
 One thread, CPU time: other work on the machine changes little. Decoding alternates between the models; the
 ratio is the median of each pair's. Packing is `armllm pack` of the same folder, from bf16 to what is on disk.
@@ -10,6 +11,8 @@ ratio is the median of each pair's. Packing is `armllm pack` of the same folder,
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from armllm import LLM, SamplingParams, kernels
@@ -32,6 +36,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--schemes", default="int8,int4-g32,int4-g128")
     parser.add_argument("--target", default="native", help="what to pack for; decoding takes native")
     parser.add_argument("--output-len", type=int, default=16, metavar="TOKENS")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--sequences", type=int, default=1, metavar="N")
     parser.add_argument("--repeats", type=int, default=3, metavar="N")
     parser.add_argument("--hidden", type=int, default=1536)
     parser.add_argument("--layers", type=int, default=16)
@@ -58,22 +64,46 @@ def make_model(arguments: argparse.Namespace, folder: Path) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def write_fp8(source: Path, folder: Path) -> None:
+    """Write the same checkpoint with E4M3 in place of the matrices of its layers, a scale per row."""
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        scale = tensors[name].float().abs().amax(1, keepdim=True) / 448
+        tensors[f"{name}_scale"] = scale
+        tensors[name] = (tensors[name].float() / scale).to(torch.float8_e4m3fn)
+    save_file(tensors, folder / "model.safetensors")
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
 def cpu_seconds(work: Callable[[], Any]) -> float:
     started = time.process_time()
     work()
     return time.process_time() - started
 
 
-def decode(llm: LLM, tokens: int) -> float:
-    """CPU seconds per token after the first, of one sequence."""
-    prompt = {"prompt_token_ids": list(range(2, 10))}
+def decode(llm: LLM, tokens: int, sequences: int) -> float:
+    """CPU seconds per token after the first of each sequence."""
+    prompts = [{"prompt_token_ids": list(range(2 + i, 10 + i))} for i in range(sequences)]
 
     def run(count: int) -> None:
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
-        llm.generate([prompt], params, use_tqdm=False)
+        llm.generate(prompts, params, use_tqdm=False)
 
     first = cpu_seconds(lambda: run(1))
-    return (cpu_seconds(lambda: run(tokens + 1)) - first) / tokens
+    return (cpu_seconds(lambda: run(tokens + 1)) - first) / tokens / sequences
+
+
+def megabytes(llm: LLM) -> float:
+    return llm.llm_engine.stats().load.weight_bytes / 1e6
 
 
 def main() -> int:
@@ -81,7 +111,7 @@ def main() -> int:
     torch.set_num_threads(1)
     kernels.set_num_threads(1)
     options: dict[str, Any] = {
-        "dtype": "bfloat16",
+        "dtype": arguments.dtype,
         "skip_tokenizer_init": True,
         "enable_prefix_caching": False,
         "num_gpu_blocks_override": 16,
@@ -94,24 +124,32 @@ def main() -> int:
             f"Llama, {count / 1e6:.0f} million parameters, one thread, CPU time,"
             f" {kernels.weight_target(4)} kernels:\n"
         )
-        print("| weights | packed, MB of bf16 per second | decode, tokens per second | beside bf16 |")
-        print("| --- | ---: | ---: | ---: |")
+        print(
+            "| weights | packed, MB of bf16 per second | in memory, MB | decode, tokens per second | beside |"
+        )
+        print("| --- | ---: | ---: | ---: | ---: |")
         base = LLM(str(folder), **options)
         for number, scheme in enumerate(arguments.schemes.split(",")):
-            packed = Path(work) / scheme
-            options = {"target": arguments.target, "quantization": scheme}
-            seconds = cpu_seconds(lambda: pack_checkpoint(str(folder), packed, **options))  # noqa: B023
-            llm = LLM(str(folder), quantization=scheme, **options)
+            packed, speed = Path(work) / scheme, ""
+            if scheme == "fp8":
+                write_fp8(folder, packed)
+                llm = LLM(str(packed), **options)
+            else:
+                how: dict[str, Any] = {"target": arguments.target, "quantization": scheme}
+                seconds = cpu_seconds(lambda: pack_checkpoint(str(folder), packed, **how))  # noqa: B023
+                speed = f"{size / 1e6 / seconds:.0f}"
+                llm = LLM(str(folder), quantization=scheme, **options)
             pairs = [
-                (decode(base, arguments.output_len), decode(llm, arguments.output_len))
+                tuple(decode(one, arguments.output_len, arguments.sequences) for one in (base, llm))
                 for _ in range(arguments.repeats)
             ]
             plain, quantized = (statistics.median(side) for side in zip(*pairs, strict=True))
             ratio = statistics.median(slow / fast for slow, fast in pairs)
             if number == 0:
-                print(f"| bf16 | | {1 / plain:.1f} | 1.00 |")
+                print(f"| {arguments.dtype} | | {megabytes(base):.0f} | {1 / plain:.1f} | 1.00 |")
             print(
-                f"| {scheme} | {size / 1e6 / seconds:.0f} | {1 / quantized:.1f} | {ratio:.2f} |", flush=True
+                f"| {scheme} | {speed} | {megabytes(llm):.0f} | {1 / quantized:.1f} | {ratio:.2f} |",
+                flush=True,
             )
             del llm
     return 0

@@ -159,6 +159,16 @@ LOOPS = (
         for rows in (4, 2, 1)
     ),
     *(
+        Loop(target=target, entry=f"decode_fp8_{storage}", marker="decode", cores=cores)
+        for target, storage, cores in (
+            ("neon", "f32", ("neoverse-n1", "neoverse-n2", "neoverse-v2")),
+            ("neon", "bf16", ("neoverse-n1",)),
+            ("bf16", "bf16", ARMV9),
+            ("sve", "f32", ("neoverse-v1", "a64fx")),
+            ("sve", "bf16", ("a64fx",)),
+        )
+    ),
+    *(
         Loop(target="neon", entry=f"attention_split_{storage}", marker=marker, rows=rows)
         for storage, rows in (("f32", 8), ("f32", 1), ("f16", 1), ("bf16", 1))
         for marker in ("logits", "values")

@@ -27,6 +27,7 @@
   }                                                                                                         \
   ARMLLM_GATED_FUNCTIONS(ARMLLM_GATED_ENTRY, T, suffix)                                                     \
   ARMLLM_PLAIN_FUNCTIONS(ARMLLM_PLAIN_ENTRY, T, suffix)                                                     \
+  ARMLLM_ENTRY void decode_fp8_##suffix(const DecodeFp8Args& a) { fp8::decode<T>(a); }                      \
   ARMLLM_ENTRY void weighted_sum_##suffix(const WeightedSumArgs& a, int64_t begin, int64_t end) {           \
     weighted_sum<T>(a, begin, end);                                                                         \
   }                                                                                                         \

@@ -6,6 +6,7 @@
 #include "kernels/activation.h"
 #include "kernels/attention.h"
 #include "kernels/entries.h"
+#include "kernels/fp8.h"
 #include "kernels/lora.h"
 #include "kernels/norm.h"
 #include "kernels/panels.h"

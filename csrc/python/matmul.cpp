@@ -51,6 +51,33 @@ void py_panel_linear(PyObject* const* a) {
   float_product(WeightForm::panels, type, a, tokens, {out_features, in_features, 0, false}, x, weight);
 }
 
+void py_fp8_linear(PyObject* const* a) {
+  StorageType type;
+  Size tokens("tokens"), in_features("in_features"), groups("groups");
+  Size out_features(integer("weight.out_features", a[5])), of_weight(integer("weight.in_features", a[6]));
+  const int64_t group_size = integer("weight.group_size", a[7]);
+  const Tensor x = TensorMatcher({tokens, in_features}).of(type).match("x", a[1]);
+  if (in_features != of_weight) {
+    throw std::invalid_argument("x has " + in_features.text() + " features, weight " + of_weight.text());
+  }
+  if (group_size < 0 || group_size % 4 != 0) {
+    throw std::invalid_argument("weight.group_size is " + std::to_string(group_size) +
+                                ", expected a multiple of 4");
+  }
+  Size panels((out_features + kPanelColumns - 1) / kPanelColumns), elements(panel_elements(in_features));
+  const Tensor data = TensorMatcher({panels, elements}).of(kUint8).contiguous().match("weight.data", a[2]);
+  groups.settle(group_size == 0 ? 1 : (in_features + group_size - 1) / group_size);
+  const Tensor scales =
+      TensorMatcher({out_features, groups}).of(kFloat32).contiguous().match("weight.scales", a[3]);
+  const Tensor out = TensorMatcher({tokens, out_features}).of(type).written().match("out", a[0]);
+  const Tensor bias = TensorMatcher({out_features}).of(type).match_or_none("bias", a[4]);
+  MatmulArgs args{out.data,  x.data,        bias.data,
+                  data.data, nullptr,       {out_features, in_features, group_size, false},
+                  tokens,    out.stride[0], x.stride[0]};
+  args.fp8_scales = scales.of<float>();
+  run_product({WeightForm::fp8, type, args});
+}
+
 void py_touch_panels(PyObject* const* a) {
   StorageType type;
   Size panels("panels"), elements("elements");
@@ -58,6 +85,27 @@ void py_touch_panels(PyObject* const* a) {
       TensorMatcher({panels, elements}).of(type).contiguous().written().match("panels", a[0]);
   const int64_t bytes = panels * elements * bytes_of(type);
   run_op([data = memory.data, bytes] { touch_pages(data, bytes); });
+}
+
+void check_rows(const Size& count, const Size& panels, int64_t first) {
+  if (first < 0 || count > panels * kPanelColumns || first > panels * kPanelColumns - count) {
+    throw std::invalid_argument("rows " + std::to_string(first) + " and on, " + count.text() +
+                                ", don't fit into " + panels.text() + " panels");
+  }
+}
+
+// Rows `first` and on of a weight of E4M3, in panels for products of a dtype.
+void py_pack_fp8(PyObject* const* a) {
+  Size count("rows"), in_features("in_features"), panels("panels");
+  const Tensor rows = TensorMatcher({count, in_features}).of(kUint8).match("weight", a[1]);
+  Size elements(panel_elements(in_features));
+  const Tensor packed =
+      TensorMatcher({panels, elements}).of(kUint8).contiguous().written().match("panels", a[0]);
+  const int64_t first = integer("first", a[2]);
+  check_rows(count, panels, first);
+  const Storage storage = storage_of("dtype", text("dtype", a[3]));
+  const PackPanelsArgs args{packed.data, rows.data, first, count, in_features, rows.stride[0]};
+  run_op([=] { pack_fp8(dispatched().table, storage, args); });
 }
 
 // Rows `first` and on of a weight in panels. The dtypes may differ.
@@ -68,10 +116,7 @@ void py_pack_panels(PyObject* const* a) {
   Size elements(panel_elements(in_features));
   const Tensor packed = TensorMatcher({panels, elements}).of(to).contiguous().written().match("panels", a[0]);
   const int64_t first = integer("first", a[2]);
-  if (first < 0 || count > panels * kPanelColumns || first > panels * kPanelColumns - count) {
-    throw std::invalid_argument("rows " + std::to_string(first) + " and on, " + count.text() +
-                                ", don't fit into " + panels.text() + " panels");
-  }
+  check_rows(count, panels, first);
   const PackPanelsArgs args{packed.data, rows.data, first, count, in_features, rows.stride[0]};
   run_op([=] { pack_panels(dispatched().table, to, from, args); });
 }
@@ -265,8 +310,11 @@ void py_check_packed(PyObject* const* a) {
 PyMethodDef methods[] = {
     ARMLLM_METHOD("linear", "out, x, weight, bias", py_linear),
     ARMLLM_METHOD("panel_linear", "out, x, weight, bias, out_features, in_features", py_panel_linear),
+    ARMLLM_METHOD("fp8_linear", "out, x, weight, scales, bias, out_features, in_features, group_size",
+                  py_fp8_linear),
     ARMLLM_METHOD("touch_panels", "panels", py_touch_panels),
     ARMLLM_METHOD("pack_panels", "panels, weight, first", py_pack_panels),
+    ARMLLM_METHOD("pack_fp8", "panels, weight, first, dtype", py_pack_fp8),
     ARMLLM_METHOD("quantize_rows", "q, scales, x, zeros", py_quantize_rows),
     ARMLLM_METHOD("matmul_w4a8", "out, x, data, weight, bias, x_scale", py_matmul<WeightForm::int4>),
     ARMLLM_METHOD("matmul_w8a8", "out, x, data, weight, bias, x_scale", py_matmul<WeightForm::int8>),

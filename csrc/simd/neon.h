@@ -43,6 +43,19 @@ ARMLLM_INLINE Vf load(const float16* p) { return vcvt_f32_f16(vreinterpret_f16_u
 ARMLLM_INLINE uint16x4_t float_to_half(Vf x) { return vreinterpret_u16_f16(vcvt_f16_f32(x)); }
 ARMLLM_INLINE void store(float16* p, Vf x) { vst1_u16(&p->bits, float_to_half(x)); }
 
+// E4M3 without NaN, divided by kFp8Unit: sign, exponent and mantissa where a float has them.
+inline constexpr float kFp8Unit = 0x1p120f;
+ARMLLM_INLINE Vf load_fp8(const uint8_t* p) {
+  alignas(16) static const uint8_t kHigh[16] = {255, 255, 255, 0, 255, 255, 255, 1,
+                                                255, 255, 255, 2, 255, 255, 255, 3};
+  uint32_t four;
+  memcpy(&four, p, sizeof four);
+  const uint8x16_t high =
+      vqtbl1q_u8(vreinterpretq_u8_u32(vsetq_lane_u32(four, vdupq_n_u32(0), 0)), vld1q_u8(kHigh));
+  const int32x4_t moved = vshrq_n_s32(vreinterpretq_s32_u8(high), 4);
+  return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_s32(moved), vdupq_n_u32(0x87f00000u)));
+}
+
 ARMLLM_INLINE Vf add(Vf a, Vf b) { return vaddq_f32(a, b); }
 ARMLLM_INLINE Vf sub(Vf a, Vf b) { return vsubq_f32(a, b); }
 ARMLLM_INLINE Vf mul(Vf a, Vf b) { return vmulq_f32(a, b); }

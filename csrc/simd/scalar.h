@@ -98,6 +98,24 @@ ARMLLM_INLINE void store(float16* p, Vf x) {
   memcpy(p, &h, sizeof h);
 }
 
+// E4M3 without NaN, divided by kFp8Unit: sign, exponent and mantissa where a binary16 or a float has them.
+#if ARMLLM_LANES == 1
+inline constexpr float kFp8Unit = 0x1p120f;
+ARMLLM_INLINE Vf load_fp8(const uint8_t* p) {
+  return from_bits(Vu{} + ((*p & 0x80u) << 24 | (*p & 0x7fu) << 20));
+}
+#else
+inline constexpr float kFp8Unit = 0x1p8f;
+ARMLLM_INLINE Vf load_fp8(const uint8_t* p) {
+#if ARMLLM_LANES == 16
+  const Vh wide = (Vh)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  const Vh wide = (Vh)_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#endif
+  return half_to_float(wide << 7 & static_cast<uint16_t>(0xbf80));
+}
+#endif
+
 ARMLLM_INLINE Vf add(Vf a, Vf b) { return a + b; }
 ARMLLM_INLINE Vf sub(Vf a, Vf b) { return a - b; }
 ARMLLM_INLINE Vf mul(Vf a, Vf b) { return a * b; }

@@ -83,6 +83,14 @@ ARMLLM_INLINE void store_lanes(svbool_t lanes, float16* p, Vf x) {
   svst1h_u32(lanes, &p->bits, half_bits(x));
 }
 
+// E4M3 without NaN, divided by kFp8Unit: sign, exponent and mantissa where a float has them.
+inline constexpr float kFp8Unit = 0x1p120f;
+ARMLLM_INLINE Vf load_fp8(const uint8_t* p) {
+  const svint32_t wide = svld1sb_s32(used(), reinterpret_cast<const int8_t*>(p));
+  const Vu moved = svlsl_n_u32_x(every(), svreinterpret_u32_s32(wide), 20);
+  return svreinterpret_f32_u32(svand_n_u32_x(every(), moved, 0x87f00000u));
+}
+
 template <class T>
 ARMLLM_INLINE Vf load(const T* p) {
   return load_lanes(used(), p);

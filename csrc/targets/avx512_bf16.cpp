@@ -1,5 +1,6 @@
 // AVX512-BF16 (Cooper Lake, Zen 4 and later): VDPBF16PS for attention on a bfloat16 cache and for products
-// with bfloat16 weights in panels. What it does not override is left to avx512.
+// with bfloat16 weights in panels, and VCVTNEPS2BF16 for decoding them. What it does not override is left to
+// avx512.
 
 #if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own immintrin.h
@@ -13,6 +14,13 @@
 namespace armllm::avx512_bf16 {
 
 #include "simd/scalar.h"
+namespace fp8 {
+#define ARMLLM_STORE_DECODED
+ARMLLM_INLINE void store_decoded(bfloat16* p, Vf x) {
+  const __m256bh rounded = _mm512_cvtneps_pbh((__m512)x);
+  memcpy(p, &rounded, sizeof rounded);
+}
+}  // namespace fp8
 #include "kernels/fma.h"
 //
 #include "kernels/attention_avx512.h"
@@ -21,5 +29,6 @@ namespace armllm::avx512_bf16 {
 ARMLLM_ATTENTION_ENTRIES(bfloat16, bf16, tiles::kv_cache_layout, tiles::write_kv_cache, tiles::scratch_bytes,
                          tiles::attention_split, tiles::kTileRows)
 ARMLLM_FLOAT_MATMUL_ENTRIES(panel, bfloat16, bf16, panels_dot)
+ARMLLM_ENTRY void decode_fp8_bf16(const DecodeFp8Args& a) { fp8::decode<bfloat16>(a); }
 
 }  // namespace armllm::avx512_bf16

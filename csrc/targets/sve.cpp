@@ -28,6 +28,7 @@ namespace armllm::sve {
 #include "kernels/weighted_sum.h"
 #include "kernels/sampling.h"
 #include "kernels/lora.h"
+#include "kernels/fp8.h"
 #include "kernels/entries.h"
 
 // A panel of keys has sixteen, and a state's columns lie by sixteen.

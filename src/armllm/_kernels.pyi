@@ -71,6 +71,17 @@ def panel_linear(
     in_features: int,
     /,
 ) -> None: ...
+def fp8_linear(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    /,
+) -> None: ...
 def add_lora(
     y: torch.Tensor,
     x: torch.Tensor,
@@ -160,6 +171,7 @@ def pack_weight(
 ) -> None: ...
 def touch_panels(panels: torch.Tensor, /) -> None: ...
 def pack_panels(panels: torch.Tensor, weight: torch.Tensor, first: int, /) -> None: ...
+def pack_fp8(panels: torch.Tensor, weight: torch.Tensor, first: int, dtype: str, /) -> None: ...
 def weight_layout(bits: int, /) -> tuple[str, str, int]: ...
 def check_matrix(
     name: str,

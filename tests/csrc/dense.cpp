@@ -113,6 +113,103 @@ Result test_linear(const Context& context) {
   return result;
 }
 
+double number_of(uint8_t e4m3) {
+  const int exponent = e4m3 >> 3 & 15, mantissa = e4m3 & 7;
+  const double size = exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, exponent - 10);
+  return e4m3 < 128 ? size : -size;
+}
+template <class T>
+T decoded(uint8_t e4m3, float scale) {
+  T x;
+  from_float(static_cast<float>(number_of(e4m3) * static_cast<double>(scale)), x);
+  return x;
+}
+uint8_t random_e4m3(Random& random) {
+  return static_cast<uint8_t>(random.integer(0, 126) + 128 * random.integer(0, 1));
+}
+
+// Every number by scales of many sizes.
+template <class T>
+void check_decoding(Result& result, const Context& context, Random& random) {
+  constexpr int64_t kScales = armllm::kFp8Scales;
+  for (const int64_t count : {kScales, 4 * kScales, 37 * kScales}) {
+    for (const float size : {1.0f, 0x1p-14f, 20.0f}) {
+      const Array<uint8_t> x(count);
+      const Array<float> scales(kScales);
+      const Array<T> out(count);
+      random.fill(scales.data(), kScales, size);
+      for (int64_t i = 0; i < count; ++i) {
+        x[i] = count == 4 * kScales && i % 128 < 127 ? static_cast<uint8_t>(i) : random_e4m3(random);
+      }
+      ARMLLM_OF_STORAGE(context.table, decode_fp8,
+                        Type<T>::kStorage)({out.data(), x.data(), scales.data(), count});
+      for (int64_t i = 0; i < count; ++i) {
+        const double expected = to_double(decoded<T>(x[i], scales[i % kScales]));
+        result.compare(to_double(out[i]), expected, 0, "decoded", i / kScales, i % kScales);
+      }
+      ++result.cases;
+    }
+  }
+}
+
+// A product has the bits of one with the decoded weight in panels.
+template <class T>
+void check_fp8_product(Result& result, const Context& context, int64_t n, int64_t k, int64_t group,
+                       int64_t rows, Random& random) {
+  const int64_t together =
+      ARMLLM_OF_STORAGE(context.table, panel_matmul, Type<T>::kStorage)->features_together;
+  const int64_t groups = group == 0 ? 1 : (k + group - 1) / group, stride = n + 3;
+  const Array<uint8_t> bytes(panels_elements(n, k));
+  const Array<float> scales(n * groups);
+  const Array<T> x(rows * k), bias(n), panels(panels_elements(n, k)), out(rows * stride),
+      expected(rows * stride);
+  random.fill(x.data(), x.size(), 1);
+  random.fill(bias.data(), n, 1);
+  random.fill(scales.data(), scales.size(), 0.01f);
+  memset(bytes.data(), 0, static_cast<size_t>(bytes.size()));
+  std::fill(panels.data(), panels.data() + panels.size(), T{});
+  for (int64_t c = 0; c < n; ++c) {
+    for (int64_t i = 0; i < k; ++i) {
+      const int64_t place = place_in_panels(c, i, k, together);
+      bytes[place] = random_e4m3(random);
+      panels[place] = decoded<T>(bytes[place], scales[c * groups + (group == 0 ? 0 : i / group)]);
+    }
+  }
+  std::fill(out.data(), out.data() + out.size(), T{});
+  std::fill(expected.data(), expected.data() + expected.size(), T{});
+  armllm::MatmulArgs args{
+      expected.data(), x.data(), bias.data(), panels.data(), nullptr, {n, k, 0, false}, rows, stride, k};
+  armllm::matmul(context.table, armllm::WeightForm::panels, Type<T>::kStorage, args);
+  args.out = out.data();
+  args.weight = bytes.data();
+  args.shape.group_size = group;
+  args.fp8_scales = scales.data();
+  armllm::matmul(context.table, armllm::WeightForm::fp8, Type<T>::kStorage, args);
+  char what[96];
+  snprintf(what, sizeof what, "%lld rows, %lld x %lld, groups of %lld", static_cast<long long>(rows),
+           static_cast<long long>(n), static_cast<long long>(k), static_cast<long long>(group));
+  for (int64_t i = 0; i < rows * stride; ++i) {
+    result.compare(to_double(out[i]), to_double(expected[i]), 0, what, i / stride, i % stride);
+  }
+  ++result.cases;
+}
+
+template <class T>
+Result test_fp8(const Context& context) {
+  Result result;
+  Random random(context.seed);
+  check_decoding<T>(result, context, random);
+  for (const int64_t rows : {1, 2, 5, 33}) {
+    check_fp8_product<T>(result, context, 1, 1, 0, rows, random);
+    check_fp8_product<T>(result, context, 50, 77, 0, rows, random);
+    check_fp8_product<T>(result, context, 161, 100, 32, rows, random);
+    check_fp8_product<T>(result, context, 64, 256, 128, rows, random);
+  }
+  // Panels that are too long for all to be decoded side by side.
+  check_fp8_product<T>(result, context, 90, 8200, 0, 3, random);
+  return result;
+}
+
 }  // namespace
 
 const std::vector<NamedTest>& dense_tests() {
@@ -123,6 +220,7 @@ const std::vector<NamedTest>& dense_tests() {
       {"panel_matmul_f32", test_linear<float, armllm::WeightForm::panels>, nullptr},
       {"panel_matmul_f16", test_linear<float16, armllm::WeightForm::panels>, nullptr},
       {"panel_matmul_bf16", test_linear<bfloat16, armllm::WeightForm::panels>, nullptr},
+      CONFORMANCE_STORAGES(decode_fp8, test_fp8),
   };
   return tests;
 }

@@ -117,6 +117,13 @@ GROUPS = (
             "fma_lane<lane>(odd",
         ),
         Mutant(
+            "a panel of E4M3 has the scales of its first group",
+            "decode_fp8_f32",
+            "csrc/matmul.cpp",
+            "a.fp8_scales[row * groups + g]",
+            "a.fp8_scales[row * groups]",
+        ),
+        Mutant(
             "a norm reads one element too far",
             "rms_norm_f32",
             "csrc/kernels/norm.h",
@@ -131,6 +138,13 @@ GROUPS = (
             "csrc/kernels/softmax.h",
             "return a.seq_lens[tile.sequence] - queries + row / group;",
             "return a.seq_lens[tile.sequence] - queries + row / group + 1;",
+        ),
+        Mutant(
+            "a negative number of E4M3 is positive",
+            "decode_fp8_bf16",
+            "csrc/simd/scalar.h",
+            "(*p & 0x80u) << 24 | ",
+            "",
         ),
         Mutant(
             "an expert has the weights of the one before",

@@ -203,6 +203,18 @@ struct QuantizeRowsArgs {
 };
 using QuantizeRows = void(const QuantizeRowsArgs&, int64_t begin, int64_t end);
 
+// out[i] = x[i] * scales[i % kFp8Scales], rounded to nearest even: x are 8-bit numbers E4M3 (four bits of
+// exponent with a bias of 7, three of mantissa; Micikevicius et al. 2022, arXiv:2209.05433) and no NaN,
+// scales are below 2^7.
+inline constexpr int64_t kFp8Scales = 64;
+struct DecodeFp8Args {
+  void* out;            // [count]
+  const uint8_t* x;     // [count]
+  const float* scales;  // [kFp8Scales]
+  int64_t count;        // a multiple of kFp8Scales
+};
+using DecodeFp8 = void(const DecodeFp8Args&);
+
 enum class Storage : int { f32, f16, bf16 };
 constexpr int64_t bytes_of(Storage storage) { return storage == Storage::f32 ? 4 : 2; }
 
@@ -271,6 +283,9 @@ struct MatmulArgs {
   float x_scale = 0;  // 0: each row's own
   bool float_rows = false;
   void* scratch = nullptr;  // of the thread that multiplies, see scratch_bytes
+  // Of a weight in panels of E4M3 (WeightForm::fp8): [out_features, ceil(in_features / group_size)],
+  // contiguous. shape.group_size is any multiple of 4 then, or 0: one scale per row.
+  const float* fp8_scales = nullptr;
 };
 // Rows that activations are gathered from: the r-th is row ids[r] of `rows`. For quantized weights int8 and
 // scale as quantize_rows makes them, for others the storage type and no scales.
@@ -465,6 +480,7 @@ using LogitChunks = void(const LogitChunksArgs&, int64_t begin, int64_t end);
   X(Matmul, matmul_w4a8_##storage)                   \
   X(Matmul, dense_matmul_##storage)                  \
   X(Matmul, panel_matmul_##storage)                  \
+  X(DecodeFp8, decode_fp8_##storage)                 \
   X(WeightedSum, weighted_sum_##storage)             \
   X(Lora, lora_shrink_##storage)                     \
   X(Lora, lora_expand_##storage)                     \

@@ -107,8 +107,11 @@ struct PackPanelsArgs {
   int64_t count, in_features, stride;
 };
 void pack_panels(const KernelTable& table, Storage to, Storage from, const PackPanelsArgs& args);
-// A weight of the storage type, contiguous as it is or in panels; or a packed one of 4 or 8 bits.
-enum class WeightForm : int { dense, panels, int4, int8 };
+// The same for a weight of E4M3 in panels of bytes, which products of `storage` read.
+void pack_fp8(const KernelTable& table, Storage storage, const PackPanelsArgs& args);
+// A weight of the storage type, contiguous as it is or in panels; a packed one of 4 or 8 bits; or E4M3 with
+// scales, in panels of bytes in the order of those of the storage type.
+enum class WeightForm : int { dense, panels, int4, int8, fp8 };
 constexpr int bits_of(WeightForm form) {  // of a packed weight, else 0
   return form == WeightForm::int4 ? 4 : form == WeightForm::int8 ? 8 : 0;
 }

@@ -82,6 +82,23 @@ class IntegerWeight:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Fp8Matrix:
+    """w[n, k] = values[n, k] * scales[n, k // group_size]; group_size 0: a row has one scale.
+
+    values float8_e4m3fn ``[N, K]`` without NaN; scales fp32 ``[N, G]``.
+    """
+
+    values: Tensor
+    scales: Tensor
+    group_size: int
+
+    def rows(self, take: Callable[[Tensor], Tensor]) -> Fp8Matrix:
+        """The rows that ``take`` takes of a tensor of all."""
+        values = take(self.values.view(torch.uint8)).view(self.values.dtype)
+        return dataclasses.replace(self, values=values, scales=take(self.scales))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedMatrix:
     """A weight as the kernels take it. columns int64 ``[K]``: the order of its inputs, None for their own.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+    from armllm.checkpoint.matrix import Fp8Matrix
 
 
 class Tensors(Protocol):
@@ -26,3 +28,14 @@ class Tensors(Protocol):
 
     def where(self, name: str) -> Path:
         """The file that holds a tensor."""
+
+
+@runtime_checkable
+class Fp8Tensors(Tensors, Protocol):
+    """Tensors of which some can be had as E4M3 with scales, besides decoded."""
+
+    def fp8_group(self, name: str) -> int | None:
+        """How many inputs share a scale, 0: all; None: the tensor comes only decoded."""
+
+    def read_fp8(self, name: str) -> Fp8Matrix:
+        """A tensor that has an `fp8_group`."""

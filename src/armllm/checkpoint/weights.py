@@ -18,13 +18,14 @@ from torch import Tensor
 
 from armllm.checkpoint.dummy import DummyTensors
 from armllm.checkpoint.gguf_blocks import BLOCKS
+from armllm.checkpoint.tensors import Fp8Tensors
 from armllm.errors import CheckpointError
 from armllm.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from armllm.checkpoint.matrix import IntegerWeight, PackedMatrix
+    from armllm.checkpoint.matrix import Fp8Matrix, IntegerWeight, PackedMatrix
     from armllm.checkpoint.scheme import Scheme
     from armllm.checkpoint.tensors import Tensors
 
@@ -179,6 +180,20 @@ class Weights(abc.ABC):
         """
 
     @abc.abstractmethod
+    def fp8(self, names: Sequence[str], shapes: Sequence[tuple[int, int]]) -> Sequence[Fp8Matrix] | None:
+        """The tensors as E4M3 with scales; None where one comes only decoded, and then `stored` has them.
+
+        While checking, none come, and what decoding them would take more is left out of the memory.
+        """
+
+    def fp8_group(self, names: Sequence[str]) -> int | None:
+        """How many inputs share a scale, 0: all; None where the tensors can't be one matrix of E4M3."""
+        if not isinstance(self.checkpoint, Fp8Tensors) or not all(map(self.has, names)):
+            return None
+        groups = {self.checkpoint.fp8_group(self.prefix + name) for name in names}
+        return groups.pop() if len(groups) == 1 else None
+
+    @abc.abstractmethod
     def matrices(
         self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
     ) -> Sequence[tuple[list[str], IntegerWeight | PackedMatrix]]:
@@ -230,6 +245,13 @@ class CheckingWeights(Weights):
         self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]
     ) -> tuple[int, Iterator[Tensor]] | None:
         del names, shapes  # `concatenate` notes them
+        return None
+
+    def fp8(self, names: Sequence[str], shapes: Sequence[tuple[int, int]]) -> Sequence[Fp8Matrix] | None:
+        size = self.fp8_group(names)
+        for rows, inputs in shapes if size is not None else ():
+            scales = rows * (-(-inputs // size) if size else 1)
+            self.inventory.num_bytes -= rows * inputs * (self.dtype.itemsize - 1) - scales * 4
         return None
 
     def matrices(
@@ -373,6 +395,17 @@ class LoadingWeights(Weights):
         tensors = (self._read(name, shape) for name, shape in zip(names, shapes, strict=True))
         return rows, (tensor if own is None else own.take(tensor) for tensor in tensors)
 
+    def fp8(self, names: Sequence[str], shapes: Sequence[tuple[int, int]]) -> Sequence[Fp8Matrix] | None:
+        if self.fp8_group(names) is None or not isinstance(self.checkpoint, Fp8Tensors):
+            return None
+        found = []
+        for name, shape in zip(names, shapes, strict=True):
+            progress.update(self.prefix + name)
+            matrix = self.checkpoint.read_fp8(self.prefix + name)
+            self._check_shape(name, matrix.values, shape)
+            found.append(matrix if self.own is None else matrix.rows(self.own.take))
+        return found
+
     def matrices(
         self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
     ) -> Sequence[tuple[list[str], IntegerWeight | PackedMatrix]]:
@@ -407,6 +440,9 @@ class LoadingWeights(Weights):
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self.read(name)
+        self._check_shape(name, tensor, shape)
+        return tensor
+
+    def _check_shape(self, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
         if tensor.shape != shape:  # the check let it pass: the file was changed since
             raise self.error(name, f"has shape {list(tensor.shape)} now, and not {list(shape)} any more")
-        return tensor

@@ -17,7 +17,7 @@ from armllm.kernels.attention import (
     paged_attention,
     write_kv_cache,
 )
-from armllm.kernels.dense import PanelWeight, linear, pack_panels
+from armllm.kernels.dense import Fp8Weight, PanelWeight, linear, pack_fp8, pack_panels
 from armllm.kernels.elementwise import fused_add_rms_norm, gather_rows, layer_norm, rms_norm, rotary_embedding
 from armllm.kernels.lora import LoraSlots, add_lora
 from armllm.kernels.matmul import (
@@ -52,6 +52,7 @@ from armllm.kernels.sampling import SamplingMetadata, sample
 __all__ = [
     "ClampedSwiGLU",
     "Experts",
+    "Fp8Weight",
     "KVCacheLayout",
     "LoraSlots",
     "PackedWeight",
@@ -80,6 +81,7 @@ __all__ = [
     "moe_f32",
     "moe_w4a8",
     "moe_w8a8",
+    "pack_fp8",
     "pack_panels",
     "pack_weight",
     "paged_attention",

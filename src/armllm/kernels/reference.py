@@ -92,11 +92,19 @@ class KVCacheLayout:
 
 PanelWeight = Tensor
 """There are no panels here."""
+Fp8Weight = Tensor
+"""E4M3 is decoded."""
 
 
 def pack_panels(weight: Tensor) -> PanelWeight:
     """Return it as it is."""
     return weight
+
+
+def pack_fp8(weight: Tensor, scales: Tensor, *, group_size: int = 0, dtype: torch.dtype) -> Fp8Weight:
+    """Decode it: each number times its scale, rounded to ``dtype``."""
+    size = group_size or max(1, weight.shape[1])
+    return (weight.float() * scales.repeat_interleave(size, -1)[:, : weight.shape[1]]).to(dtype)
 
 
 def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:

@@ -27,9 +27,9 @@ from armllm.layers.ranks import Cut, current_ranks
 from armllm.quant.integers import pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from armllm.checkpoint.matrix import IntegerWeight
+    from armllm.checkpoint.matrix import Fp8Matrix, IntegerWeight
     from armllm.checkpoint.scheme import Scheme
     from armllm.checkpoint.weights import Weights
 
@@ -63,9 +63,9 @@ class DenseLinear:
 
 
 class KernelLinear:
-    """The same by `kernels.linear`, with the weight as it is or in panels."""
+    """The same by `kernels.linear`, with the weight as it is, in panels, or of E4M3."""
 
-    def __init__(self, weight: Tensor | kernels.PanelWeight, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor | kernels.PanelWeight | kernels.Fp8Weight, bias: Tensor | None) -> None:
         self.weight = weight
         self.bias = bias
         self.out_features = weight.shape[0] if isinstance(weight, Tensor) else weight.out_features
@@ -223,6 +223,17 @@ def wants_panels(dtype: torch.dtype) -> bool:
     return not has_fast_kernel(dtype) and (has_fast_panels(dtype) or not has_torch_product(dtype))
 
 
+def wants_fp8(dtype: torch.dtype) -> bool:
+    """Whether weights of E4M3 stay so for products in this dtype, which decode them.
+
+    Reading fp32 takes longer than decoding. So does reading bf16 by all cores of an Arm server, but on x86
+    and where no instruction rounds to bf16 it takes less.
+    """
+    if dtype is torch.bfloat16:
+        return wants_panels(dtype) and platform.machine() == "aarch64" and cpu_computes_bfloat16()
+    return wants_panels(dtype) and dtype is torch.float32
+
+
 def has_own_products(dtype: torch.dtype) -> bool:
     """Whether all dense products in this dtype are the kernels' own."""
     return has_fast_kernel(dtype) or wants_panels(dtype)
@@ -337,13 +348,17 @@ def _load_dense(weights: Weights, parts: Mapping[str, int], in_features: int, *,
     """A single part stays where the file is mapped, if its dtype is right and it is not packed.
 
     Several are copied into one matrix. Panels are made from the files, without a copy in the wanted dtype.
+    Weights of E4M3 keep their 8 bits.
     """
     names = list(parts)
     tensors = [f"{name}.weight" for name in names]
     shapes = [(parts[name], in_features) for name in names]
-    found = weights.stored(tensors, shapes) if wants_panels(weights.dtype) else None
-    matrix: Tensor | kernels.PanelWeight
-    if found is not None:
+    small = weights.fp8(tensors, shapes) if wants_fp8(weights.dtype) else None
+    found = weights.stored(tensors, shapes) if small is None and wants_panels(weights.dtype) else None
+    matrix: Tensor | kernels.PanelWeight | kernels.Fp8Weight
+    if small is not None:
+        matrix = _fp8(small, weights.dtype)
+    elif found is not None:
         matrix = _panels(*found, in_features, weights.dtype)
     elif len(names) == 1 and weights.own is None:
         matrix = weights.take(tensors[0], *shapes[0])
@@ -355,6 +370,14 @@ def _load_dense(weights: Weights, parts: Mapping[str, int], in_features: int, *,
         else None
     )
     return dense(matrix, biases) if isinstance(matrix, Tensor) else KernelLinear(matrix, biases)
+
+
+def _fp8(parts: Sequence[Fp8Matrix], dtype: torch.dtype) -> kernels.Fp8Weight:
+    values, scales = parts[0].values, parts[0].scales
+    if len(parts) > 1:
+        values = torch.cat([part.values.view(torch.uint8) for part in parts]).view(values.dtype)
+        scales = torch.cat([part.scales for part in parts])
+    return kernels.pack_fp8(values, scales, group_size=parts[0].group_size, dtype=dtype)
 
 
 def _panels(

@@ -1,6 +1,7 @@
 """Checkpoints whose matrices are small floating-point numbers with scales: FP8, NVFP4 and MXFP4.
 
-They are decoded while they are read, and are floating-point matrices for everybody else. Stored are:
+They are decoded while they are read, and are floating-point matrices for everybody else. Products take E4M3
+as it is stored (`DecodedTensors.read_fp8`), so that a weight has 8 bits in memory. Stored are:
 
 - FP8: ``weight`` of 8 bits, with ``weight_scale`` or, in plain ``fp8``, ``weight_scale_inv``: one scale for
   all, per row, per group of inputs or per block of rows and inputs. Experts may be in one tensor.
@@ -18,10 +19,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
+from armllm.checkpoint.matrix import Fp8Matrix
 from armllm.errors import CheckpointError
+from armllm.kernels.dense import FP8_LARGEST_SCALE
 from armllm.quant.mxfp4 import NOT_A_NUMBER, doubled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -53,7 +57,7 @@ class FloatFormat:
         _refuse(reader, "kv_cache_scheme")
         block = _block(reader, "weight_block_size")
         size = f", blocks of {block[0]} x {block[1]}" if block else ""
-        return cls("fp8", f"fp8{size}, decoded while loading", block)
+        return cls("fp8", f"fp8{size}; E4M3 stays as stored, E5M2 is decoded while loading", block)
 
     @classmethod
     def of_compressed(cls, reader: ConfigReader) -> FloatFormat:
@@ -82,11 +86,8 @@ class FloatFormat:
         if len(blocks - {None}) > 1:
             raise section.error("groups with blocks of different sizes are not supported")
         block = next(iter(blocks - {None}), None)
-        return cls(
-            "compressed-tensors",
-            f"compressed-tensors ({', '.join(sorted(forms))}), decoded while loading",
-            block,
-        )
+        how = "decoded while loading" if any("fp4" in form for form in forms) else "as stored"
+        return cls("compressed-tensors", f"compressed-tensors ({', '.join(sorted(forms))}), {how}", block)
 
     def __str__(self) -> str:
         return self._description
@@ -198,14 +199,48 @@ class DecodedTensors:
         matrix = self._matrices.get(name)
         if matrix is None:
             return self.checkpoint.read(name)
-        values, scale = (
-            self.checkpoint.read(matrix.values).clone(),
-            self.checkpoint.read(matrix.scale).clone(),
-        )
+        values = self.checkpoint.read(matrix.values).clone()
         if matrix.values.endswith(PACKED):
             decoded = doubled(values.flatten(0, -2)).view(matrix.shape).float() * 0.5
         else:
             decoded = values.float()
+        scale = self._scale(matrix)
+        return _scaled(decoded, scale, *self._counts(matrix, scale))
+
+    def fp8_group(self, name: str) -> int | None:
+        """How many inputs share a scale, 0: all; None: the tensor comes only decoded."""
+        matrix = self._matrices.get(name)
+        if matrix is None or len(matrix.shape) != 2 or matrix.values.endswith(PACKED):
+            return None
+        if self.checkpoint.describe(matrix.values)[0] != "F8_E4M3":
+            return None
+        counts = _counts(self.checkpoint.describe(matrix.scale)[1], matrix.shape, self._block)
+        if counts is None or (counts[1] < matrix.shape[1] and counts[1] % 4):
+            return None
+        return 0 if counts[1] >= matrix.shape[1] else counts[1]
+
+    def read_fp8(self, name: str) -> Fp8Matrix:
+        """A matrix with a scale for each row, or each row and group; CheckpointError for NaN."""
+        matrix = self._matrices[name]
+        values, scale = self.checkpoint.read(matrix.values), self._scale(matrix)
+        rows, inputs = self._counts(matrix, scale)
+        if (values.view(torch.uint8) & 127).eq(127).any():
+            where = f"{self.where_stored(matrix.values)}: tensor {matrix.values}"
+            raise CheckpointError(f"{where} has values that are NaN")
+        if (scale.abs() > FP8_LARGEST_SCALE).any():
+            where = f"{self.where_stored(matrix.scale)}: tensor {matrix.scale}"
+            raise CheckpointError(
+                f"{where} has scales beyond {FP8_LARGEST_SCALE:g}: add --quantization int8, which reads them"
+            )
+        return Fp8Matrix(
+            values=values,
+            scales=_per_row(scale, matrix.shape, rows).contiguous(),
+            group_size=0 if inputs >= matrix.shape[1] else inputs,
+        )
+
+    def _scale(self, matrix: _Matrix) -> Tensor:
+        """The scales in fp32; CheckpointError if one is no finite number."""
+        scale = self.checkpoint.read(matrix.scale).clone()
         if scale.dtype is torch.uint8:
             scale = torch.where(scale == NOT_A_NUMBER, math.nan, (scale.float() - 127).exp2())
         scale = scale.float()
@@ -214,12 +249,16 @@ class DecodedTensors:
         if not scale.isfinite().all():
             where = f"{self.where_stored(matrix.scale)}: tensor {matrix.scale}"
             raise CheckpointError(f"{where} has scales that are NaN or infinite")
+        return scale
+
+    def _counts(self, matrix: _Matrix, scale: Tensor) -> Block:
+        """Rows and inputs that share a scale."""
         counts = _counts(tuple(scale.shape), matrix.shape, self._block)
         if counts is None:  # the file was changed since it was checked
             raise CheckpointError(
                 f"{self.where_stored(matrix.scale)}: tensor {matrix.scale} has another shape now"
             )
-        return _scaled(decoded, scale, *counts)
+        return counts
 
 
 def _counts(scale: tuple[int, ...], shape: tuple[int, ...], block: Block | None) -> Block | None:
@@ -243,11 +282,16 @@ def _scaled(matrix: Tensor, scale: Tensor, rows: int, inputs: int) -> Tensor:
     """``matrix[..., N, K]`` times scales that so many rows and inputs share, in place."""
     if scale.numel() == 1:
         return matrix.mul_(scale.flatten())
-    scale = scale.view(*matrix.shape[:-2], -1, scale.shape[-1] if scale.ndim > 1 else 1)
-    per_row = scale.repeat_interleave(rows, -2)[..., : matrix.shape[-2], :]
+    per_row = _per_row(scale, matrix.shape, rows)
     for index, part in enumerate(torch.split(matrix, inputs, -1)):
         part.mul_(per_row[..., index : index + 1])
     return matrix
+
+
+def _per_row(scale: Tensor, shape: Sequence[int], rows: int) -> Tensor:
+    """Scales that so many rows of ``[..., N, K]`` share, for each row: ``[..., N, groups]``."""
+    groups = scale.shape[-1] if scale.ndim > 1 else 1
+    return scale.view(*shape[:-2], -1, groups).repeat_interleave(rows, -2)[..., : shape[-2], :]
 
 
 def is_float(reader: ConfigReader) -> bool:

@@ -207,6 +207,20 @@ def _linear(ops: Any, dtype: torch.dtype, *, panels: bool = False) -> Tensor:
     return torch.cat(parts)
 
 
+def _decode_fp8(ops: Any, dtype: torch.dtype) -> Tensor:
+    """A scale per row, and groups of which the last one is short."""
+    weight = _random(90, HIDDEN, dtype=torch.float32).to(torch.float8_e4m3fn)
+    parts = []
+    for group_size, groups in ((0, 1), (16, -(-HIDDEN // 16))):
+        scales = _random(90, groups, dtype=torch.float32, seed=3) / HIDDEN**0.5
+        packed = ops.pack_fp8(weight, scales, group_size=group_size, dtype=dtype)
+        for rows in (1, 19):
+            out = torch.empty(rows, 90, dtype=dtype)
+            ops.linear(out, _random(rows, HIDDEN, dtype=dtype), packed)
+            parts.append(out.flatten())
+    return torch.cat(parts)
+
+
 def _moe(ops: Any, dtype: torch.dtype) -> Tensor:
     """One token, and some whose experts have from none to all of them."""
     hidden, width, count = HIDDEN, 45, 4
@@ -288,6 +302,7 @@ def _sample(ops: Any, dtype: torch.dtype) -> Tensor:  # noqa: ARG001 - logits ar
 OTHERS: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
     "dense_matmul": _linear,
     "panel_matmul": functools.partial(_linear, panels=True),
+    "decode_fp8": _decode_fp8,
     "quantize_rows": _quantize_rows,
     "matmul_w8a8": _matmul(8),
     "matmul_w4a8": _matmul(4),

@@ -19,7 +19,7 @@ import torch
 from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import random_prompts, save_reference
 from tests.armllm.models.test_classifiers import classifier
-from tests.armllm.quant.forms import awq, gptq, write_quantized
+from tests.armllm.quant.forms import awq, fp8_blocks, gptq, write_quantized
 
 from armllm import LLM, SamplingParams
 from armllm.api import llm_engine
@@ -32,6 +32,7 @@ from armllm.engine.model_runner import Part
 from armllm.engine.ranks import FollowingStage, follow, load_follower
 from armllm.errors import CheckpointError, EngineError, RequestError
 from armllm.kernels._extension import extension
+from armllm.layers import linear
 from armllm.layers.stages import Stage
 
 SECONDS = 20.0
@@ -198,6 +199,13 @@ def test_ranks_give_one_process_s_bits(in_threads, make_checkpoint, sizes, optio
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 
 
+@pytest.fixture
+def fp8_stays(monkeypatch):
+    """As on AArch64."""
+    monkeypatch.setattr(linear, "wants_fp8", lambda _dtype: True)
+
+
+@pytest.mark.usefixtures("fp8_stays")
 @pytest.mark.parametrize(
     ("settings", "form"),
     [
@@ -207,8 +215,9 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, 
             {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True, "group_size": 32},
             awq(32),
         ),
+        ({"quant_method": "fp8", "weight_block_size": [48, 32]}, fp8_blocks(48, 32)),
     ],
-    ids=["gptq-act-order", "gptq-zeros", "awq"],
+    ids=["gptq-act-order", "gptq-zeros", "awq", "fp8"],
 )
 def test_quantized_checkpoints_are_cut_by_rows(in_threads, make_checkpoint, tmp_path, settings, form):
     folder = tmp_path / "model"

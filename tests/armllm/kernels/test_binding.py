@@ -98,6 +98,10 @@ def product(name, x):
     weight = torch.randn(OUT, COLUMNS, dtype=x.dtype)
     if name == "linear":
         return [out, x, weight, bias]
+    if name == "fp8_linear":
+        scales, small = torch.rand(OUT, 4), weight.to(torch.float8_e4m3fn)
+        packed = kernels.pack_fp8(small, scales, group_size=12, dtype=x.dtype)
+        return [out, x, packed.data, scales, bias, OUT, COLUMNS, 12]
     return [out, x, kernels.pack_panels(weight).data, bias, OUT, COLUMNS]
 
 

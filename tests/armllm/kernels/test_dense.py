@@ -73,6 +73,41 @@ def test_a_nan_and_an_infinity_reach_their_row_alone(dtype, form):
     assert not out[2].isfinite().any()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group_size", [0, 12, 64])
+def test_a_product_with_fp8_has_the_bits_of_one_with_the_decoded_weight(dtype, group_size):
+    out, x, weight, bias = problem(19, 130, 100, dtype)
+    small = weight.float().mul(64).to(torch.float8_e4m3fn)
+    scales = torch.rand(130, -(-100 // group_size) if group_size else 1) / 64
+    each = scales.repeat_interleave(group_size or 100, 1)[:, :100]
+    packed = kernels.pack_fp8(small, scales, group_size=group_size, dtype=dtype)
+    panels = kernels.pack_panels((small.float() * each).to(dtype))
+    for rows in (1, 3, 19):
+        expected = torch.empty(rows, 130, dtype=dtype)
+        kernels.linear(expected, x[:rows], panels, bias)
+        kernels.linear(out[:rows], x[:rows], packed, bias)
+        assert torch.equal(out[:rows], expected)
+
+
+def test_what_is_no_fp8_weight_is_named():
+    weight, scales = torch.ones(6, 8).to(torch.float8_e4m3fn), torch.ones(6, 1)
+    for change, words in (
+        ({"weight": torch.ones(6, 8).to(torch.float8_e5m2)}, "weight has dtype torch.float8_e5m2, expected"),
+        ({"weight": torch.full((6, 8), torch.nan).to(torch.float8_e4m3fn)}, "weight has values that are NaN"),
+        ({"scales": torch.ones(6, 2)}, r"scales has shape \[6, 2\], expected \[6, 1\]"),
+        ({"scales": scales * 128}, "scales has values beyond 127"),
+        ({"scales": scales * torch.nan}, "scales has values beyond 127, or no numbers"),
+        ({"group_size": 6}, "group_size is 6, expected a multiple of 4"),
+        ({"dtype": torch.float64}, "dtype is .*float64"),
+    ):
+        arguments = {"weight": weight, "scales": scales, "dtype": torch.float32, **change}
+        with pytest.raises(ValueError, match=f"^{words}"):
+            kernels.pack_fp8(**arguments)
+    packed = kernels.pack_fp8(weight, scales, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"^x has dtype torch\.float32, expected torch\.bfloat16"):
+        kernels.linear(torch.empty(1, 6), torch.ones(1, 8), packed)
+
+
 def test_what_does_not_fit_is_named():
     out, x, weight, bias = problem(4, 6, 8, torch.bfloat16)
     with pytest.raises(ValueError, match=r"^weight has shape \[6, 7\], expected \[out_features, 8\]"):

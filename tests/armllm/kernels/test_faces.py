@@ -28,6 +28,7 @@ CALLED_BY = {
     "gelu_tanh_and_mul": "gelu_and_mul",
     "dense_matmul": "linear",
     "panel_matmul": "linear",
+    "decode_fp8": "linear",
     "weighted_sum": "moe_f32",
     "lora_shrink": "add_lora",
     "lora_expand": "add_lora",
@@ -145,6 +146,9 @@ FITTING = {
     "moe_f32": lambda _t, _: mixture(torch.float32, torch.float32),
     "moe_w4a8": lambda t, _: mixture(4, t),
     "moe_w8a8": lambda t, _: mixture(8, t),
+    "pack_fp8": lambda t, _: {
+        "weight": ones(HIDDEN, HIDDEN).to(torch.float8_e4m3fn), "scales": ones(HIDDEN, 1), "dtype": t,
+    },
     "pack_panels": lambda t, _: {"weight": ones(HIDDEN, HIDDEN, dtype=t)},
     "pack_weight": lambda _t, c: {
         "q": ones(HIDDEN, HIDDEN, dtype=torch.int8), "scales": ones(HIDDEN, 1), "bits": 4,
@@ -190,7 +194,8 @@ def fitting(name):
 def values(draw, x):
     """The same tensor with other numbers: indices out of their range, no numbers at all."""
     if x.is_floating_point():
-        return torch.full_like(x, draw(st.sampled_from([torch.nan, torch.inf, -1e4, 0.0])))
+        number = draw(st.sampled_from([torch.nan, torch.inf, -1e4, 0.0]))
+        return torch.full(x.shape, number).to(x.dtype)
     info = torch.iinfo(x.dtype)
     number = st.one_of(st.integers(max(-3, info.min), 70), st.integers(info.min, info.max))
     few = draw(st.lists(number, min_size=1, max_size=9))

@@ -81,6 +81,26 @@ def test_float32_is_torchs_where_that_is_fast(monkeypatch, machine, target, inte
     assert linear.has_fast_panels.__wrapped__(torch.float32) is panels
 
 
+@pytest.mark.parametrize(
+    ("machine", "dtype", "computes", "kept"),
+    [
+        ("aarch64", torch.bfloat16, True, True),
+        ("aarch64", torch.bfloat16, False, False),
+        ("aarch64", torch.float32, False, True),
+        ("aarch64", torch.float16, True, False),
+        ("x86_64", torch.bfloat16, True, False),
+        ("x86_64", torch.float32, True, True),
+    ],
+)
+def test_fp8_stays_where_decoding_is_no_slower_than_reading(monkeypatch, machine, dtype, computes, kept):
+    monkeypatch.setattr(linear, "wants_panels", lambda _dtype: True)
+    monkeypatch.setattr(linear, "cpu_computes_bfloat16", lambda: computes)
+    monkeypatch.setattr(linear.platform, "machine", lambda: machine)
+    assert linear.wants_fp8(dtype) is kept
+    monkeypatch.setattr(linear, "wants_panels", lambda _dtype: False)
+    assert not linear.wants_fp8(dtype)
+
+
 def test_float32_of_torch_stays_where_it_is(cpu):
     cpu()
     weight = torch.randn(16, 8)

@@ -116,6 +116,21 @@ def int_quantized(matrix, generator, group_size=0, *, zeros=False):
     return tensors | ({"weight_zero_point": (zero - 128).to(torch.int8)} if zeros else {}), exact
 
 
+def fp8_blocks(down: int, across: int) -> Form:
+    """Plain fp8 with a scale for so many rows and inputs."""
+
+    def form(matrix, _generator):
+        rows, inputs = matrix.shape
+        blocks = torch.nn.functional.pad(matrix, (0, -inputs % across, 0, -rows % down))
+        blocks = blocks.view(-(-rows // down), down, -(-inputs // across), across)
+        scales = blocks.abs().amax((1, 3)) / 448
+        each = scales.repeat_interleave(down, 0)[:rows].repeat_interleave(across, 1)[:, :inputs]
+        values = (matrix / each).to(torch.float8_e4m3fn)
+        return {"weight": values, "weight_scale_inv": scales}, values.float() * each
+
+    return form
+
+
 def is_linear(name: str) -> bool:
     return name.endswith("_proj.weight")
 

@@ -9,16 +9,18 @@ from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file, save_file
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts
-from tests.armllm.quant.forms import write_quantized
+from tests.armllm.quant.forms import is_linear, write_quantized
 
-from armllm import LLM
+from armllm import LLM, kernels
 from armllm.engine.inspection import inspect_checkpoint
 from armllm.errors import CheckpointError
+from armllm.layers import linear
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 BLOCK = (32, 48)  # divides neither all rows nor all inputs
 MX_SCALE = "model.layers.1.mlp.down_proj.weight_scale"
 SCALE = f"{MX_SCALE}_inv"
+VALUES = MX_SCALE.removesuffix("_scale")
 
 
 def fp8(shape_of, ending, dtype=torch.float32, kind=torch.float8_e4m3fn):
@@ -125,19 +127,64 @@ MXFP4 = (
 )
 
 
+DECODED = ("rows in a vector, E5M2", "NVFP4")
+
+
+def multiplied(product, inputs):
+    """The matrix of a product, exactly."""
+    return product(torch.eye(inputs)).t()
+
+
 @pytest.mark.usefixtures("weights_as_stored")
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_scales_are_read_exactly(make_checkpoint, tmp_path, name):
+def test_values_and_scales_are_read_exactly(make_checkpoint, tmp_path, name, monkeypatch):
+    monkeypatch.setattr(linear, "wants_fp8", lambda _dtype: True)
     settings, form = CASES[name]
     folder = tmp_path / "model"
     model = write_quantized(folder, make_checkpoint(**SIZES), settings, form)
     llm = Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True))
-    taken = llm.llm.llm_engine.runner.model.layers[0].mlp.down_proj.weight
-    assert torch.equal(taken, model.model.layers[0].mlp.down_proj.weight)
+    taken = llm.llm.llm_engine.runner.model.layers[0].mlp.down_proj
+    assert isinstance(taken.weight, kernels.Fp8Weight) is (name not in DECODED)
+    assert torch.equal(multiplied(taken, 96), model.model.layers[0].mlp.down_proj.weight)
     for prompt in random_prompts((1, 30), 4):
         tokens, logits = llm.generate(prompt, 4)
         torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
-    assert "decoded while loading" in inspect_checkpoint(str(folder))["quantization"]
+    words = "decoded while loading" if "FP4" in name else "as stored"
+    assert words in inspect_checkpoint(str(folder))["quantization"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["per row", "blocks"])
+def test_a_model_of_8_bits_has_the_bits_of_the_decoded_one_in_less_memory(
+    make_checkpoint, tmp_path, monkeypatch, name, dtype
+):
+    monkeypatch.setattr(linear, "wants_panels", lambda _dtype: True)
+    settings, form = CASES[name]
+    write_quantized(tmp_path / "model", make_checkpoint(**SIZES), settings, form)
+    (prompt,) = random_prompts((30,), 4)
+    found, sizes = [], []
+    for is_kept in (True, False):
+        monkeypatch.setattr(linear, "wants_fp8", lambda _dtype, is_kept=is_kept: is_kept)
+        llm = Spy(LLM(tmp_path / "model", dtype=dtype, skip_tokenizer_init=True))
+        found.append(llm.generate(prompt, 5)[1])
+        product = llm.llm.llm_engine.runner.model.layers[0].mlp.down_proj
+        sizes.append((llm.llm.llm_engine.stats().load.weight_bytes, product.weight.nbytes))
+    assert torch.equal(*found)
+    assert sizes[0][0] < sizes[1][0]
+    assert sizes[0][1] < 0.6 * sizes[1][1]
+
+
+def test_parts_with_and_without_fp8_are_decoded(make_checkpoint, tmp_path):
+    """A key that the checkpoint left in floating point."""
+    settings, form = CASES["per row"]
+    source, folder = make_checkpoint(**SIZES), tmp_path / "model"
+    model = write_quantized(
+        folder, source, settings, form, lambda name: is_linear(name) and "k_proj" not in name
+    )
+    llm = Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True))
+    (prompt,) = random_prompts((30,), 4)
+    tokens, logits = llm.generate(prompt, 4)
+    torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
 
 
 @pytest.mark.usefixtures("exact_products")
@@ -201,11 +248,14 @@ def test_experts_in_one_tensor_are_decoded(tmp_path, make_checkpoint):
     [
         (lambda t: t.pop(SCALE), f"{SCALE.removesuffix('_inv')} is missing, the scale of"),
         (lambda t: t[SCALE].fill_(float("nan")), "has scales that are NaN or infinite"),
+        (lambda t: t[SCALE].fill_(-200), "scales beyond 127: add --quantization int8, which reads them"),
+        (lambda t: t[VALUES].view(torch.uint8).fill_(255), f"{VALUES} has values that are NaN"),
         (lambda t: t.update({SCALE: torch.ones(5, 5)}), "has shape [5, 5], which does not fit [64, 96]"),
         (lambda t: t.update({SCALE: torch.ones(2, 2).int()}), "has dtype I32, not one of F32"),
     ],
 )
-def test_damaged_scales_are_named(make_checkpoint, tmp_path, change, words):
+def test_damaged_values_and_scales_are_named(make_checkpoint, tmp_path, monkeypatch, change, words):
+    monkeypatch.setattr(linear, "wants_fp8", lambda _dtype: True)
     settings, form = CASES["blocks"]
     write_quantized(tmp_path / "model", make_checkpoint(**SIZES), settings, form)
     refused(tmp_path / "model", change, words)
