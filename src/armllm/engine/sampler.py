@@ -7,6 +7,7 @@ gives. Whatever shares the batch, a row is worked on alone, so the same seed giv
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +54,7 @@ def _metadata(
     of_rows = [params[row] for row in rows]
     return SamplingMetadata(
         temperatures=torch.tensor([choice.temperature for choice in of_rows], dtype=torch.float32),
-        top_k=torch.tensor([choice.top_k for choice in of_rows]),
+        top_k=torch.tensor([min(choice.top_k, sys.maxsize) for choice in of_rows]),
         top_p=torch.tensor([choice.top_p for choice in of_rows], dtype=torch.float64),
         min_p=torch.tensor([choice.min_p for choice in of_rows], dtype=torch.float64),
         uniforms=torch.tensor([uniforms[row] for row in rows], dtype=torch.float64),

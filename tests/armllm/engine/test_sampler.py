@@ -107,6 +107,10 @@ def test_tokens_as_likely_as_the_last_kept_stay():
     assert drawn == {0, 1, 2, 3}
 
 
+def test_a_top_k_that_no_integer_of_64_bits_holds_keeps_all():
+    assert sample(torch.zeros(1, 4), [SamplingParams(top_k=10**30)], [0.9]) == [3]
+
+
 def test_greedy_takes_the_first_of_the_likeliest():
     logits = torch.tensor([[0.0, 2.0, 2.0], [5.0, 1.0, -1.0]])
     assert sample(logits, [SamplingParams(temperature=0)] * 2, [0.9, 0.9]) == [1, 0]
