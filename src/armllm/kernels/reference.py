@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from armllm.kernels.lora import LoraSlots  # noqa: F401 - part of the same interface
+from armllm.kernels.matmul import Values  # noqa: F401 - part of the same interface
 from armllm.kernels.moe import ClampedSwiGLU  # noqa: F401 - part of the same interface
 from armllm.kernels.recurrence import SequenceStates, state_size  # noqa: F401 - part of the same interface
 from armllm.kernels.reference_lora import add_lora  # noqa: F401 - part of the same interface
