@@ -243,6 +243,16 @@ LOOPS = (
         for marker in ("find", "pass", "pass_ahead")
     ),
     *(
+        Loop(target=target, entry="look_up_panel", marker="look_up", cores=(core,))
+        for target, core in (
+            ("dotprod", "neoverse-n1"),
+            ("i8mm", "neoverse-n2"),
+            ("i8mm", "neoverse-v1"),
+            ("i8mm", "neoverse-v2"),
+            ("sve512", "a64fx"),
+        )
+    ),
+    *(
         Loop(target=target, entry=f"chunk_{marker}_f32", marker=marker, cores=cores)
         for target, cores in (("neon", Loop.cores), ("sve", ("neoverse-v1", "a64fx")))
         for marker in ("maxima", "weights")
