@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import threading
+import time
 
 import httpx2
 import pytest
@@ -100,9 +101,17 @@ def test_a_phone_is_recited_to(served, phone):
     assert all(url.startswith(f"{served.url}/") or url == "data:," for url in look.fetched)
 
 
-def test_the_page_counts_and_stops(serving, phone):
+def test_the_page_counts_and_stops(serving, phone, monkeypatch):
     with serving({"max_num_seqs": 1}) as busy:
         look = phone(busy.url)
+        step = busy.engine.llm_engine.step
+
+        def slow_step():
+            """Steps so slow that the page, which asks once a second, sees the request."""
+            time.sleep(0.02)
+            return step()
+
+        monkeypatch.setattr(busy.engine.llm_engine, "step", slow_step)
         others = {"model": "smoke", "prompt": PASSAGE.prompt, "n": 16, "max_tokens": 200, "ignore_eos": True}
         leave = threading.Event()
 
