@@ -228,15 +228,17 @@ class LLMEngine(WithReasons):
     def _step(self) -> list[RequestOutput]:
         self._num_steps += 1
         scheduled, logits = self._compute()
-        failed = [sequence for sequence in scheduled if sequence.finished]
-        scheduled = [sequence for sequence in scheduled if not sequence.finished]
-        ready = [sequence for sequence in scheduled if sequence.reaches_end]
-        sampling = [sequence for sequence in ready if sequence.pooler is None]
+        failed: list[Sequence] = []
+        ready: list[Sequence] = []
         for sequence in scheduled:
+            if sequence.finished:
+                failed.append(sequence)
+                continue
+            if sequence.reaches_end:
+                ready.append(sequence)
             sequence.num_computed_tokens += sequence.num_scheduled_tokens
             sequence.num_scheduled_tokens = 0
-        if not ready:
-            return self._report(failed)
+        sampling = [sequence for sequence in ready if sequence.pooler is None]
         if sampling:
             with self._stopwatch.of("sample"), self._threads(logits, sampling):
                 self._sample(logits, sampling)
@@ -245,8 +247,7 @@ class LLMEngine(WithReasons):
                 if sequence.shows_text and not sequence.finished:  # it may have failed
                     with self._alone(sequence):
                         sequence.detokenize()
-        self.scheduler.finish(s for s in ready if s.finish_reason is not None or s.pooler is not None)
-        with self._stopwatch.of("detokenize"):
+            self.scheduler.finish(s for s in ready if s.finish_reason is not None or s.pooler is not None)
             return self._report([*failed, *ready])
 
     def _compute(self) -> tuple[list[Sequence], Tensor]:
@@ -278,13 +279,13 @@ class LLMEngine(WithReasons):
 
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> None:
         """Choose and append a token per row."""
-        raw = logprobs.raw_logprobs(logits, [sequence.params for sequence in sequences])
+        params = [sequence.params for sequence in sequences]
+        raw = logprobs.raw_logprobs(logits, params)
         for row, sequence in enumerate(sequences):
             if sequence.rules is not None:
                 with self._alone(sequence):
                     adjust(logits[row].numpy(), sequence, sequence.rules)
         uniforms = [0.0 if sequence.params.greedy else sequence.random.random() for sequence in sequences]
-        params = [sequence.params for sequence in sequences]
         try:
             samples = list(zip(*sample(logits, params, uniforms), strict=True))
         except Exception:  # noqa: BLE001 - of one row: what each row gets does not depend on the others

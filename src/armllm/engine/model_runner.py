@@ -223,7 +223,7 @@ class ModelRunner(Runner):
     def _run_recorded(self, sequences: Sequences[Sequence]) -> Tensor | None:
         if self._end is not None or not self.decode.takes(sequences):
             return None
-        with torch_threads(few=self.own_products):
+        with torch.inference_mode(), torch_threads(few=self.own_products):
             if self._ranks is None:
                 return self.decode.run(sequences)
             with self._unless_interrupted(self._ranks):

@@ -189,8 +189,7 @@ class Runner(abc.ABC):
 
         Sequences with a reader show it what it wants to see of the hidden states, within ``alone(sequence)``.
         """
-        with torch.inference_mode():
-            recorded = self._run_recorded(sequences)
+        recorded = self._run_recorded(sequences)
         return self.land(self.start(sequences), alone) if recorded is None else recorded
 
     @torch.inference_mode()

@@ -88,8 +88,8 @@ class Scheduler:
         if not self._scheduled:  # they may all have given way
             for sequence in decodes:
                 self._continue(sequence, self._budget)
-        urgent = min((sequence.priority for sequence in self._scheduled), default=0)
-        self._schedule_prompts(preemptions, most, urgent)
+        if self.waiting or len(self._scheduled) < len(self.running):
+            self._schedule_prompts(preemptions, most)
         if self.shares is not None:
             self.shares.scheduled(self._scheduled)
         return self._scheduled
@@ -99,11 +99,12 @@ class Scheduler:
         if self.shares is not None:
             self.shares.ran(seconds)
 
-    def _schedule_prompts(self, preemptions: int, most: int | None, urgent: int) -> None:
+    def _schedule_prompts(self, preemptions: int, most: int | None) -> None:
         """Schedule what is left of prompts that run, and new ones as long as nothing more is preempted.
 
-        ``most``: tokens of all prompts that are not more ``urgent`` than what decodes; None: as many as fit.
+        ``most``: tokens of all prompts that are not more urgent than what decodes; None: as many as fit.
         """
+        urgent = min((sequence.priority for sequence in self._scheduled), default=0)
         rest = [one for one in self.running if not (one.decodes or one.num_scheduled_tokens)]
         turn = self._served.turns(rest)
         rest.sort(key=turn, reverse=True)

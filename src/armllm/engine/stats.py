@@ -59,10 +59,11 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._laps = {phase: Lap(self.seconds, phase) for phase in PHASES}
 
     def of(self, phase: str) -> Lap:
-        """Time what is done within."""
-        return Lap(self.seconds, phase)
+        """Time what is done within, once at a time."""
+        return self._laps[phase]
 
 
 class Lap:

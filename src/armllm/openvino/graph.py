@@ -67,9 +67,10 @@ class Graph:
     def __init__(self, folder: Path, precision: Precision, num_threads: int) -> None:
         path = folder / IR
         core = openvino.Core()
+        usual = core.get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
         with _refusing(path, "OpenVINO does not take it"):
             model = _read(path)
-            _choose_rows(model, path)
+            _choose_rows(model, path, usual if precision.dtype is None else NAMES[precision.dtype])
         self._path, self._core = path, core
         self._properties = {"INFERENCE_NUM_THREADS": num_threads, **precision.properties()}
         self._model = self._compile(model)
@@ -170,7 +171,12 @@ class Graph:
 
     def states(self) -> Tensor:
         """Final hidden states fp32 ``[T, hidden_size]`` of the latest step, valid until the next one."""
-        return torch.from_numpy(self._step.get_tensor(STATES).data).view(-1, self.hidden_size)
+        data = self._step.get_tensor(STATES).data
+        if data.dtype == np.float32:
+            states = torch.from_numpy(data)
+        else:  # numpy has no bf16: OpenVINO gives its bits as those of f16
+            states = torch.from_numpy(data.view(np.int16)).view(self.dtype).float()
+        return states.view(-1, self.hidden_size)
 
     def logits(self, states: Tensor) -> Tensor:
         """Fp32 ``[R, vocab_size]`` of states ``[R, hidden_size]``, valid until the next call."""
@@ -202,8 +208,11 @@ def _read(path: Path) -> Any:
     return model
 
 
-def _choose_rows(model: Any, path: Path) -> None:
-    """Let the head compute the ``rows`` of an input alone; what it reads becomes an output."""
+def _choose_rows(model: Any, path: Path, dtype: str) -> None:
+    """Let the head compute the ``rows`` of an input alone; what it reads becomes an output in ``dtype``.
+
+    OpenVINO computes what an output of f32 is made of in f32, and here that is the end of every layer.
+    """
     unknown = {port.any_name for port in model.inputs if not _is_cache(port.any_name)} - STEP_INPUTS
     if unknown:
         raise CheckpointError(f"{path} asks for {', '.join(sorted(unknown))}: only text models are supported")
@@ -217,7 +226,8 @@ def _choose_rows(model: Any, path: Path) -> None:
     rows.output(0).get_tensor().set_names({ROWS})
     wanted_states = openvino.opset13.gather(states, rows, openvino.opset13.constant(0))
     product.input(0).replace_source_output(wanted_states.output(0))
-    result = openvino.opset13.result(states)
+    shown = states if dtype == "f32" else openvino.opset13.convert(states, dtype).output(0)
+    result = openvino.opset13.result(shown)
     result.output(0).get_tensor().add_names({STATES})
     model.add_parameters([rows])
     model.add_results([result])

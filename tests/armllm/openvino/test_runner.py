@@ -11,11 +11,13 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import openvino
 import pytest
 import torch
 
 from armllm import LLM, SamplingParams
 from armllm.errors import CheckpointError, RequestError
+from armllm.openvino.graph import TYPES
 from armllm.openvino.runner import check_cpu
 
 IR = Path(__file__).parent / "llama"
@@ -26,6 +28,14 @@ GREEDY = {"temperature": 0, "ignore_eos": True, "detokenize": False}
 
 def prompts(*cases):
     return [{"prompt_token_ids": case["prompt"]} for case in cases]
+
+
+def prompt_logprobs(llm):
+    """Of the tokens of the third prompt."""
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0, **GREEDY)
+    [answer] = llm.generate(prompts(CASES[2]), params, use_tqdm=False)
+    tokens = CASES[2]["prompt"][1:]
+    return [entry[token].logprob for entry, token in zip(answer.prompt_logprobs[1:], tokens, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +95,7 @@ def test_a_prompt_that_came_before_is_taken_from_the_cache(llm):
 
 
 def test_log_probabilities_of_a_prompt_are_those_of_transformers(llm):
-    params = SamplingParams(max_tokens=1, prompt_logprobs=0, **GREEDY)
-    [answer] = llm.generate(prompts(CASES[2]), params, use_tqdm=False)
-    tokens = CASES[2]["prompt"][1:]
-    found = [entry[token].logprob for entry, token in zip(answer.prompt_logprobs[1:], tokens, strict=True)]
-    torch.testing.assert_close(found, CASES[2]["prompt_logprobs"], rtol=0, atol=1e-4)
+    torch.testing.assert_close(prompt_logprobs(llm), CASES[2]["prompt_logprobs"], rtol=0, atol=1e-4)
 
 
 def test_several_choices_and_seeds(llm):
@@ -105,16 +111,25 @@ def test_embeddings_come_from_the_graph_s_states(llm):
     assert len(answer.outputs.embedding) == 64
 
 
+def test_states_in_fewer_bits_are_those_of_fp32(llm):
+    """It would catch bits of bf16 read as those of f16: 0.16 away at most, wrong ones beyond 2."""
+    usual = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
+    if usual == "f32":
+        pytest.skip("this CPU computes in f32 alone")
+    half = LLM(str(IR), num_gpu_blocks_override=32, **OPTIONS | {"dtype": TYPES[usual]})
+    [answer] = half.embed(prompts(CASES[0]), use_tqdm=False)
+    [expected] = llm.embed(prompts(CASES[0]), use_tqdm=False)
+    similar = torch.tensor(answer.outputs.embedding) @ torch.tensor(expected.outputs.embedding)
+    assert similar.item() == pytest.approx(1, abs=1e-3)
+    torch.testing.assert_close(prompt_logprobs(half), CASES[2]["prompt_logprobs"], rtol=0, atol=0.5)
+
+
 def test_a_cache_of_8_bits(llm):
     """It would catch scales of another block: measured 0.22 at most, where a wrong one is beyond 2."""
     small = LLM(str(IR), kv_cache_dtype="int8", num_gpu_blocks_override=32, **OPTIONS)
     assert small.llm_engine.runner.cache_dtype is torch.uint8
     assert small.llm_engine.runner.cache_bytes < llm.llm_engine.runner.cache_bytes / 3
-    params = SamplingParams(max_tokens=1, prompt_logprobs=0, **GREEDY)
-    [answer] = small.generate(prompts(CASES[2]), params, use_tqdm=False)
-    tokens = CASES[2]["prompt"][1:]
-    found = [entry[token].logprob for entry, token in zip(answer.prompt_logprobs[1:], tokens, strict=True)]
-    torch.testing.assert_close(found, CASES[2]["prompt_logprobs"], rtol=0, atol=0.5)
+    torch.testing.assert_close(prompt_logprobs(small), CASES[2]["prompt_logprobs"], rtol=0, atol=0.5)
 
 
 @pytest.mark.parametrize(
