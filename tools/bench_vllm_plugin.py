@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""vLLM with and without the kernels of armllm, one after the other on one thread: prints Markdown.
+"""vLLM with and without the kernels of armllm, which take turns on one thread: prints Markdown.
 
-    python tools/bench_vllm_plugin.py VENV/bin/python MODEL
-    python tools/bench_vllm_plugin.py VENV/bin/python MODEL --parts none dense attention all
+    python tools/bench_vllm_plugin.py VENV/bin/python MODEL --turns 2
+    python tools/bench_vllm_plugin.py VENV/bin/python MODEL --parts none dense -dense all
 
 ``VENV`` has a CPU build of vLLM and armllm. Figures are CPU milliseconds, which other work changes little,
 and output tokens per second: of a decode step of 1, 8 and 32 sequences, and of a prompt of 384 tokens. Each
-is the median of ``--repeats``. A table's last row names the functions of armllm that vLLM called. It is an
-error if parts are wanted and vLLM did not call their functions, or called any with ``none``.
+is the median of ``--repeats`` in a process, and of ``--turns`` processes. A table's last row names the
+functions of armllm that vLLM called. It is an error if parts are wanted and vLLM did not call their
+functions, or called any with ``none``.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ import argparse
 import dataclasses
 import json
 import os
+import re
+import statistics
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 from armllm.vllm_plugin import wanted_parts
 
@@ -71,6 +76,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 CASES = ("step of 1 sequence", "step of 8 sequences", "step of 32 sequences", "prompt of 384 tokens")
+ERROR = re.compile(r"^((?:\w+\.)*\w+(?:Error|Exception)\b.*)$", re.MULTILINE)  # the end of a traceback
 # The functions that a part calls, any of them.
 FUNCTIONS = {
     "int4": {"matmul_w4a8", "matmul_w8a8"},
@@ -113,21 +119,29 @@ def problem(parts: str, result: Result) -> str:
 
 
 def run(arguments: argparse.Namespace, parts: str) -> Result:
-    """Measure in a new process; exit with its own messages where it fails."""
+    """Measure in a new process; where it fails, exit with its error and a file that has the rest."""
     mode = "eager" if arguments.enforce_eager else "compiled"
-    done = subprocess.run(
-        [arguments.python, "-c", PROGRAM, arguments.model, str(arguments.repeats), mode],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | ENVIRONMENT | {"ARMLLM_VLLM": parts},
-    )
+    what = f"ARMLLM_VLLM={parts} of {arguments.python}"
+    try:
+        done = subprocess.run(
+            [arguments.python, "-c", PROGRAM, arguments.model, str(arguments.repeats), mode],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            env=os.environ | ENVIRONMENT | {"ARMLLM_VLLM": parts},
+        )
+    except OSError as error:
+        sys.exit(f"{arguments.python}: {error.strerror}; name the interpreter of an environment with vLLM")
     found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not found:
-        sys.exit(done.stdout[-2000:] + done.stderr[-2000:])
+        with tempfile.NamedTemporaryFile("w", prefix="bench-vllm-", suffix=".log", delete=False) as log:
+            log.write(done.stdout)
+        errors = ERROR.findall(done.stdout) or [f"ended with status {done.returncode}"]
+        sys.exit(f"{what}: {errors[-1]:.300}\nits output: {log.name}")
     result = Result(**json.loads(found[0].removeprefix("RESULT ")))
     if wrong := problem(parts, result):
-        sys.exit(f"ARMLLM_VLLM={parts} of {arguments.python}: {wrong}")
+        sys.exit(f"{what}: {wrong}")
     return result
 
 
@@ -137,26 +151,55 @@ def parts_of(text: str) -> str:
         wanted_parts(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    return text.strip()
+
+
+def model_of(text: str) -> str:
+    """The same text, if it names a folder with a config.json."""
+    if not Path(text, "config.json").is_file():
+        raise argparse.ArgumentTypeError(f"{text} has no config.json; name the folder of a checkpoint")
     return text
 
 
-def main() -> None:
-    """Measure one after the other."""
+def count_of(text: str) -> int:
+    """A number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+    return int(text)
+
+
+def arguments_of(argv: list[str]) -> argparse.Namespace:
+    """Read the command line. argparse takes ``-dense`` for an option, unless a space is before it."""
+    argv = [f" {text}" if re.match("-(?!h$)[a-z]", text) else text for text in argv]
     parser = argparse.ArgumentParser(description="Measure vLLM with and without the kernels of armllm.")
     parser.add_argument("python", help="interpreter of an environment with vLLM and armllm")
-    parser.add_argument("model", help="checkpoint folder")
+    parser.add_argument("model", type=model_of, help="checkpoint folder")
     parser.add_argument(
-        "--parts", nargs="+", type=parts_of, default=["none", "all"], help="values of ARMLLM_VLLM"
+        "--parts",
+        nargs="+",
+        type=parts_of,
+        default=["none", "all"],
+        metavar="PARTS",
+        help="values of ARMLLM_VLLM",
     )
     parser.add_argument("--enforce-eager", action="store_true", help="vLLM without torch's compiler")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N")
-    arguments = parser.parse_args()
-    results = [run(arguments, parts) for parts in arguments.parts]
+    parser.add_argument(
+        "--repeats", type=count_of, default=3, metavar="N", help="how often a process measures"
+    )
+    parser.add_argument("--turns", type=count_of, default=1, metavar="N", help="processes for each of PARTS")
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """Measure one after the other, and print tables."""
+    arguments = arguments_of(sys.argv[1:])
+    turns = [[run(arguments, parts) for parts in arguments.parts] for _ in range(arguments.turns)]
     for column, unit in enumerate(("CPU ms", "tokens/s")):
-        print(f"| {unit} | {' | '.join(arguments.parts)} |\n| --- |{' ---: |' * len(results)}")
-        for name, *figures in zip(CASES, *(result.figures for result in results), strict=True):
-            print(f"| {name} | {' | '.join(f'{figure[column]:.1f}' for figure in figures)} |")
-        print(f"| called | {' | '.join(', '.join(result.called) or '-' for result in results)} |")
+        print(f"| {unit} | {' | '.join(arguments.parts)} |\n| --- |{' ---: |' * len(arguments.parts)}")
+        for row, name in enumerate(CASES):
+            measured = zip(*([result.figures[row][column] for result in turn] for turn in turns), strict=True)
+            print(f"| {name} | {' | '.join(f'{statistics.median(each):.1f}' for each in measured)} |")
+        print(f"| called | {' | '.join(', '.join(result.called) or '-' for result in turns[0])} |")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,11 +40,37 @@ class LLM:
 """
 
 
-def test_what_is_no_part_is_refused_before_anything_starts(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["bench", "python", "model", "--parts", "int5"])
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--parts", "int5"], "ARMLLM_VLLM has int5; it takes all, none, or of: int4"),
+        (["--parts", "-int5"], "ARMLLM_VLLM has -int5; it takes all, none, or of: int4"),
+        (["--repeats", "0"], "argument --repeats: 0 is not a number from 1 on"),
+        (["--turns", "x"], "argument --turns: x is not a number from 1 on"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_starts(model, capsys, options, said):
     with pytest.raises(SystemExit):
-        tool.main()
-    assert "ARMLLM_VLLM has int5; it takes all, none, or of: int4" in capsys.readouterr().err
+        tool.arguments_of(["python", model, *options])
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        tool.arguments_of(["python", str(tmp_path)])
+    assert f"{tmp_path} has no config.json; name the folder of a checkpoint" in capsys.readouterr().err
+
+
+def test_parts_that_are_switched_off_are_no_options(model):
+    found = tool.arguments_of(["python", model, "--parts", "-dense", "-int4,-moe", "--enforce-eager"])
+    assert found.parts == ["-dense", "-int4,-moe"]
+    assert found.enforce_eager
 
 
 def result(called=(), **reasons):
@@ -83,6 +110,32 @@ def test_other_figures_are_refused(parts, found, said):
     assert said in tool.problem(parts, found)
 
 
+def namespace(python):
+    return argparse.Namespace(python=str(python), model="m", repeats=1, enforce_eager=True)
+
+
+@pytest.mark.parametrize("name", ["missing", ""])
+def test_what_is_no_interpreter_is_one_line(tmp_path, name):
+    with pytest.raises(SystemExit, match="; name the interpreter of an environment with vLLM"):
+        tool.run(namespace(tmp_path / name), "none")
+
+
+def test_turns_are_in_turn_and_their_medians_are_shown(model, monkeypatch, capsys):
+    """It would catch figures of one turn, and those of one column in another."""
+    speeds = {"none": iter((1, 9, 2)), "all": iter((30, 50, 40))}
+    ran = []
+
+    def measured(_, parts):
+        ran.append(parts)
+        return tool.Result({}, [], [(0, next(speeds[parts]))] * len(tool.CASES))
+
+    monkeypatch.setattr(tool, "run", measured)
+    monkeypatch.setattr(sys, "argv", ["bench", "python", model, "--turns", "3"])
+    tool.main()
+    assert ran == ["none", "all"] * 3
+    assert "| step of 8 sequences | 2.0 | 40.0 |" in capsys.readouterr().out
+
+
 @pytest.fixture
 def measure(tmp_path, monkeypatch):
     """measure(what vLLM does, parts)."""
@@ -91,8 +144,7 @@ def measure(tmp_path, monkeypatch):
 
     def run(does, parts):
         monkeypatch.setenv("FAKE_VLLM", does)
-        arguments = argparse.Namespace(python=sys.executable, model="m", repeats=1, enforce_eager=True)
-        return tool.run(arguments, parts)
+        return tool.run(namespace(sys.executable), parts)
 
     return run
 
@@ -111,3 +163,14 @@ def test_a_plugin_that_is_not_active_is_one_line(measure, does, said):
         measure(does, "all")
     assert said in caught.value.code
     assert "\n" not in caught.value.code
+
+
+def test_an_error_of_vllm_is_two_lines_and_the_rest_a_file(measure, monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "vllm.py").write_text("raise ValueError('no such CPU')", encoding="utf-8")
+    with pytest.raises(SystemExit) as caught:
+        measure("nothing", "all")
+    error, rest = caught.value.code.splitlines()
+    assert error == f"ARMLLM_VLLM=all of {sys.executable}: ValueError: no such CPU"
+    assert "Traceback" in Path(rest.removeprefix("its output: ")).read_text(encoding="utf-8")
