@@ -22,6 +22,8 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER_FILES = ("*.json", "*.model", "merges.txt")
 WITHOUT_WEIGHTS = (*TOKENIZER_FILES, "*.jinja")
 WANTED = (*WITHOUT_WEIGHTS, "*.safetensors")
+OPENVINO = "openvino_model.xml"
+WANTED_BY_OPENVINO = (*WANTED, OPENVINO, "openvino_model.bin")
 # Subfolders hold other formats, consolidated files the same weights once more under Mistral's own names.
 UNWANTED = ("*/*", "consolidated*")
 SHOWN = 200  # characters of a place that a message repeats
@@ -63,6 +65,8 @@ def resolve_model(source: str, what: str = "model", options: HubOptions = HubOpt
                 f"{what} {source!r}: user {os.getuid()} may not read {file}; `chmod -R a+rX` lets everybody"
             )
         return path
+    if is_file and path.name == OPENVINO:
+        raise CheckpointError(f"{what} {source!r} is a file; give its folder, and --backend openvino")
     if is_file:
         raise CheckpointError(f"{what} {source!r} is a file, but neither a folder nor a .gguf file")
     if not HUB_NAME.fullmatch(source):

@@ -13,7 +13,7 @@ import torch
 
 from armllm import environment
 from armllm.checkpoint.folder import open_checkpoint
-from armllm.checkpoint.hub import WITHOUT_WEIGHTS, HubOptions, resolve_model
+from armllm.checkpoint.hub import WANTED_BY_OPENVINO, WITHOUT_WEIGHTS, HubOptions, resolve_model
 from armllm.checkpoint.scheme import SCHEMES, check_scheme
 from armllm.errors import RequestError
 from armllm.foregone import foregone_options
@@ -300,6 +300,8 @@ class EngineConfig:
         hub = self._hub(self.revision)
         if self.load_format == "dummy":
             hub = dataclasses.replace(hub, patterns=WITHOUT_WEIGHTS)
+        elif self.backend == "openvino":
+            hub = dataclasses.replace(hub, patterns=WANTED_BY_OPENVINO)
         return resolve_model(self.model, options=hub)
 
     @property

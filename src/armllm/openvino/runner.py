@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     from armllm.engine.sequence import Sequence
 
 logger = logging.getLogger(__name__)
+# What GPT-2, BLOOM, MPT and such call these keys of config.json.
+OTHER_NAMES = {
+    "hidden_size": ("n_embd", "n_embed", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+}
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -44,6 +50,10 @@ def read_config(folder: Path) -> ModelConfig:
     sequences end where the other set begins.
     """
     reader = ConfigReader.open(folder)
+    for name, others in OTHER_NAMES.items():
+        for other in others:
+            if other in reader.values:
+                reader.values.setdefault(name, reader.values[other])
     named = reader.get("architectures", None)
     architecture = named[0] if isinstance(named, list) and named else reader.get("model_type", "unknown")
     fields = reader.common(str(architecture), default_positions=reader.integer("n_positions", 2048))

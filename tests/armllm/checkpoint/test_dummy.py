@@ -59,12 +59,13 @@ def test_what_has_no_floating_point_weights_is_refused(tmp_path):
         EngineConfig(model="x", quantization="int8", calibration="text", load_format="dummy")
 
 
-def test_the_hub_is_asked_for_no_weights(tmp_path, monkeypatch):
+def test_the_hub_is_asked_for_the_weights_that_are_read(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
         "armllm.engine.config.resolve_model",
         lambda *_names, options: asked.append(options.patterns) or tmp_path,
     )
-    for load_format in ("auto", "dummy"):
-        assert EngineConfig(model="org/name", load_format=load_format).model_folder == tmp_path
-    assert ["*.safetensors" in patterns for patterns in asked] == [True, False]
+    for options in ({}, {"load_format": "dummy"}, {"backend": "openvino", "block_size": 32}):
+        assert EngineConfig(model="org/name", **options).model_folder == tmp_path
+    assert ["*.safetensors" in patterns for patterns in asked] == [True, False, True]
+    assert ["openvino_model.bin" in patterns for patterns in asked] == [False, False, True]

@@ -18,7 +18,7 @@ import torch
 from armllm import LLM, SamplingParams
 from armllm.errors import CheckpointError, RequestError
 from armllm.openvino.graph import TYPES
-from armllm.openvino.runner import check_cpu
+from armllm.openvino.runner import check_cpu, read_config
 
 IR = Path(__file__).parent / "llama"
 CASES = json.loads((Path(__file__).parent / "expected.json").read_text())
@@ -149,6 +149,26 @@ def test_a_cache_of_8_bits(llm):
 def test_what_this_back_end_does_not_do_is_named(options, message):
     with pytest.raises(RequestError, match=message):
         LLM(str(IR), **(OPTIONS | options))
+
+
+def test_a_config_with_the_names_of_gpt_2_is_read(tmp_path):
+    folder = shutil.copytree(IR, tmp_path / "ir")
+    config = json.loads((folder / "config.json").read_text())
+    names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+    (folder / "config.json").write_text(
+        json.dumps({names.get(key, key): value for key, value in config.items()})
+    )
+    assert read_config(folder) == read_config(IR)
+
+
+def test_a_model_of_openvino_asks_for_its_back_end(tmp_path):
+    """Beside a graph lie .bin files, which are no pickles."""
+    (tmp_path / "openvino_model.bin").write_bytes(b"")
+    shutil.copytree(IR, tmp_path, dirs_exist_ok=True)
+    with pytest.raises(CheckpointError, match=r"has a model of OpenVINO .*: add --backend openvino"):
+        LLM(str(tmp_path), skip_tokenizer_init=True)
+    with pytest.raises(CheckpointError, match="is a file; give its folder, and --backend openvino"):
+        LLM(str(tmp_path / "openvino_model.xml"), **OPTIONS)
 
 
 def test_another_config_than_the_graph_s_is_refused(tmp_path):
