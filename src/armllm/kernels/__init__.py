@@ -23,6 +23,7 @@ from armllm.kernels.lora import LoraSlots, add_lora
 from armllm.kernels.matmul import (
     PackedWeight,
     Values,
+    check_packed,
     matmul_w4a8,
     matmul_w8a8,
     pack_weight,
@@ -63,6 +64,7 @@ __all__ = [
     "add_lora",
     "allocate_kv_cache",
     "causal_conv",
+    "check_packed",
     "convert",
     "fused_add_rms_norm",
     "gated_delta_rule",

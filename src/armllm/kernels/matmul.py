@@ -96,6 +96,14 @@ def weight_target(bits: int) -> str:
     return extension.weight_layout(bits)[1]
 
 
+def check_packed(weight: PackedWeight) -> None:
+    """Raise ValueError or TypeError that names what the kernels of this process can't read of a weight.
+
+    Products check the same; this is for weights of strangers, before any product.
+    """
+    extension.check_packed("weight", weight.data, weight.description)
+
+
 def pack_weight(
     q: Tensor,
     scales: Tensor,

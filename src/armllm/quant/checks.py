@@ -34,3 +34,11 @@ def checked_columns(weights: LoadingWeights, name: str, num_groups: int) -> Tens
     if torch.equal(g_idx, torch.arange(g_idx.numel()) // size):
         return None
     return g_idx.argsort(stable=True)
+
+
+def checked_order(weights: LoadingWeights, name: str) -> Tensor:
+    """The order of inputs that is stored as such, int64 ``[K]``: each input once."""
+    order = weights.read(name)
+    if not torch.equal(order.sort().values, torch.arange(len(order))):
+        raise weights.error(name, "does not name each input once")
+    return order

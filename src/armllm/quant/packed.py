@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from armllm.checkpoint.matrix import PackedMatrix
 from armllm.checkpoint.scheme import Scheme
 from armllm.errors import CheckpointError
 from armllm.kernels import PackedWeight
+from armllm.quant.checks import checked_order
 from armllm.quant.digest import digest_file, digest_files
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "packed.json"
 VERSION = 4
+MOST = 1 << 40  # rows, inputs and bytes of a matrix
 ALIGNMENT = 64  # bytes: where a matrix begins in its file, which the kernels ask for
 
 
@@ -56,6 +59,20 @@ class StoredMatrix:
     input_zero: int | None
     num_bytes: int
 
+    def __post_init__(self) -> None:
+        """Raise TypeError for values that no packed matrix has. The kernels check what they describe."""
+        sizes = (self.in_features, self.bits, self.group_size, self.num_bytes, *self.parts.values())
+        scale, zero = self.input_scale, self.input_zero
+        if (
+            not self.parts
+            or any(type(size) is not int or not 0 <= size < MOST for size in sizes)
+            or {type(self.zero_points), type(self.ordered)} != {bool}
+            or {type(self.scales), type(self.values)} != {str}
+            or not (scale is None or (type(scale) is float and 0 < scale < math.inf))
+            or not (zero is None or (type(zero) is int and zero in range(-128, 128)))
+        ):
+            raise TypeError
+
     @property
     def scheme(self) -> Scheme:
         return Scheme(
@@ -71,6 +88,12 @@ class StoredMatrix:
         return -(-self.num_bytes // ALIGNMENT) * ALIGNMENT
 
 
+def _check_names(files: dict[str, Any]) -> None:
+    """Raise TypeError unless these are names of files in one folder, by which something is said of each."""
+    if not isinstance(files, dict) or any(len(name) > 255 or set(name) & {"/", "\0"} for name in files):
+        raise TypeError
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
     """The checkpoint that was packed: its weight files and config.json, with sizes and times of change."""
@@ -78,6 +101,11 @@ class Source:
     folder: str
     digest: str
     files: dict[str, list[int]]
+
+    def __post_init__(self) -> None:
+        """Raise TypeError for values that none has."""
+        Path(self.folder)
+        _check_names(self.files)
 
     @classmethod
     def of(cls, folder: Path, names: list[str]) -> Source:
@@ -97,6 +125,12 @@ class Source:
 
     def has_changed(self) -> bool:
         """Whether other files lie there now; False where there is nothing to compare with."""
+        try:
+            return self._has_changed()
+        except (OSError, ValueError):  # of another machine or user
+            return False
+
+    def _has_changed(self) -> bool:
         folder = Path(self.folder)
         if not all((folder / name).is_file() for name in self.files):
             others = {path.name for path in folder.glob("*.safetensors")} - self.files.keys()
@@ -122,6 +156,14 @@ class Packed:
     digests: dict[str, str]
     matrices: dict[str, StoredMatrix]
     method = "armllm-packed"
+
+    def __post_init__(self) -> None:
+        """Raise TypeError for values that none has."""
+        _check_names(self.digests)
+        texts = (self.target, self.origin, *self.layouts.values())
+        bits = {str(stored.bits) for stored in self.matrices.values()}
+        if {*map(type, texts)} != {str} or not bits <= self.layouts.keys() <= {"4", "8"}:
+            raise TypeError
 
     @classmethod
     def of(cls, reader: ConfigReader) -> Packed:
@@ -204,6 +246,8 @@ class Packed:
         while names:
             stored = self._matrix_of[weights.prefix + names[0]]
             own, names = names[: len(stored.parts)], names[len(stored.parts) :]
+            if [weights.prefix + name for name in own] != list(stored.parts):
+                raise CheckpointError(f"{self.folder / MANIFEST}: {own[0]} lies beside other matrices")
             target = kernels.weight_target(stored.bits)
             weight = PackedWeight(
                 data=weights.read(f"{own[0]}.packed")[: stored.num_bytes],
@@ -217,9 +261,13 @@ class Packed:
                 layout=self.layouts[str(stored.bits)],
                 target=target,
             )
+            try:
+                kernels.check_packed(weight)
+            except (TypeError, ValueError) as error:
+                raise weights.error(f"{own[0]}.packed", f"is not as {MANIFEST} says: {error}") from None
             if weights.own is not None:
                 weight = self._own_rows(weights.own, weight, stored)
-            columns = weights.read(f"{own[0]}.columns") if stored.ordered else None
+            columns = checked_order(weights, f"{own[0]}.columns") if stored.ordered else None
             matrix = PackedMatrix(
                 weight=weight,
                 columns=columns,

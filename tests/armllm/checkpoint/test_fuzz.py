@@ -1,6 +1,7 @@
 """Whatever is changed in a checkpoint's files, the answer is a checkpoint or one of the project's own errors.
 
 ARMLLM_FUZZ is the number of changed files per kind; a long run says which took longest and the most memory.
+ARMLLM_SEED makes others.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from armllm.tokenizer import Tokenizer
 USUAL = 50
 SECONDS, MEGABYTES = 10, 1024  # of CPU time, and of memory
 COUNT = int(os.environ.get("ARMLLM_FUZZ", USUAL))
+SEED = os.environ.get("ARMLLM_SEED", "")
 SAME_SIZE = (
     ("F64", "I64", "U64"), ("F32", "I32", "U32"), ("F16", "BF16", "I16", "U16"),
     ("I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "BOOL"),
@@ -191,7 +193,7 @@ def run(kind, sound, place, mutate, read=open_checkpoint, *, count=COUNT):
     slowest, before = (0.0, -1), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     opened = 0
     for number in range(count):
-        rng = random.Random(f"{kind} {number}")  # noqa: S311 - test data
+        rng = random.Random(f"{SEED}{kind} {number}")  # noqa: S311 - test data
         if sound.is_dir():
             shutil.rmtree(place, ignore_errors=True)
             shutil.copytree(sound, place)
