@@ -85,7 +85,7 @@ def read(fill: Callable[[memoryview], None]) -> Message:
         for name, dtype, shape in kinds:
             tensor = message[name] = torch.empty(shape, dtype=dtype)
             fill(_memory(tensor))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:  # a depth, a shape
         raise EngineError(f"a message between processes can't be read: {error}") from None
     return message
 

@@ -60,6 +60,9 @@ def head(tensors, values=None):
         head([["x", "float32"]]),
         head([["x", "float32", ["a"]]]),
         head([["x", "float32", 4]]),
+        head([["x", "float32", [0, 1 << 62, 1 << 62]]]),
+        head([["x", "float32", [0, 10**30]]]),
+        LENGTH.pack(200_000) + b"[" * 200_000,
     ],
 )
 def test_what_is_no_message_is_an_error_before_memory_is_taken(data):
