@@ -133,6 +133,7 @@ def answer_questions(
     """
     _leave_others_the_cores()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # when they are gone, end without a word
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     def answer_all() -> None:

@@ -44,6 +44,19 @@ def test_a_helper_answers_where_a_thousand_files_are_open(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+def test_a_helper_whose_asker_is_gone_ends_without_a_word():
+    """It would catch a traceback in the log of a server that is stopped while a grammar is compiled."""
+    helper = subprocess.Popen(
+        python_module("armllm.checkpoint.patterns"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    helper.stdout.close()
+    _, said = helper.communicate(b'null\n["a", "a", false]\n', timeout=DEADLINE)
+    assert (helper.returncode, said) == (-signal.SIGPIPE, b"")
+
+
 def test_under_an_emulator_a_process_is_started_by_it(monkeypatch):
     monkeypatch.setenv("ARMLLM_EMULATOR", "/usr/bin/env 'a b=c'")
     command = python_module("json.tool")
