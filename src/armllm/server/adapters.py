@@ -65,7 +65,7 @@ class ServedAdapters:
             if adapter is None or number not in {None, adapter.lora_int_id}:
                 numbered = "" if number is None else f" with lora_int_id {number}"
                 raise ApiError(
-                    f"there is no adapter {name!r}{numbered}",
+                    f"there is no adapter {name!r:.80}{numbered}",
                     status=404,
                     param="lora_name",
                     code="model_not_found",

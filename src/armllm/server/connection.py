@@ -119,10 +119,10 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Wait for the body."""
-        self._in_body = True
+        """Wait for the body; a URL that can't be read is an error, and no body comes."""
         self._set_deadline(BODY_SECONDS)
         super().on_headers_complete()
+        self._in_body = True
         if len(self.pipeline) > MAX_PIPELINED:
             raise ValueError("too many pipelined requests")
 

@@ -130,7 +130,7 @@ def _tool_choice(service: Service, body: ChatRequest) -> tuple[str, str | None]:
     if isinstance(choice, NamedTool):
         if choice.function.name not in names:
             raise ApiError(
-                f"tool_choice names {choice.function.name!r}, which is not among the tools",
+                f"tool_choice names {choice.function.name!r:.80}, which is not among the tools",
                 param="tool_choice",
             )
         return "named", choice.function.name

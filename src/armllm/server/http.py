@@ -54,7 +54,7 @@ async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
             code="unsupported_content_encoding",
             headers={"Accept-Encoding": "identity"},
         )
-    length = request.headers.get("content-length", "0")
+    length = request.headers.get("content-length", "0").strip()
     if not length.isdecimal() or len(length) > 18 or int(length) > limits.body_bytes:
         raise limits.too_large()
     with limits.reservation() as take:

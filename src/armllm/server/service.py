@@ -142,7 +142,7 @@ class Service:
             return self
         if name not in self.adapters.loaded:
             raise ApiError(
-                f"the model {name!r} does not exist; this server has {self.model!r}",
+                f"the model {name!r:.80} does not exist; this server has {self.model!r}",
                 status=404,
                 param="model",
                 code="model_not_found",

@@ -103,6 +103,24 @@ def test_a_chunk_that_is_none_is_answered_with_a_sentence(served, chunk):
     served.assert_idle()
 
 
+@pytest.mark.parametrize("before", [b"", GET + b"\r\n"], ids=["first", "second"])
+def test_a_url_that_is_none_is_answered(served, before):
+    """It would catch a connection that stays without an answer: there is no request to refuse."""
+    with connected(served, before + b"CONNECT a.example:443 HTTP/1.1\r\nHost: x\r\n\r\n") as one:
+        answer = rest(one)
+    assert answer.count(b"HTTP/1.1 400") == 1, answer
+    assert answer.count(b"HTTP/1.1 200") == bool(before)
+    served.assert_idle()
+
+
+def test_blanks_after_the_length_are_no_part_of_it(served):
+    body = b'{"prompt":"Hello","max_tokens":1}'
+    with connected(
+        served, POST + b"Connection: close\r\nContent-Length: %d \t\r\n\r\n" % len(body) + body
+    ) as one:
+        assert rest(one).startswith(b"HTTP/1.1 200")
+
+
 def test_pipelined_requests_have_a_limit(served):
     total = served.server.server_state.total_requests
     with connected(served, (GET + b"\r\n") * (1 + connection.MAX_PIPELINED)) as one:
