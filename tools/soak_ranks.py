@@ -9,11 +9,12 @@ loads or under requests. Rank 0 is the engine's process; it is not stopped while
 
 - the server does not end in time, with status 70, and with a sentence that names the rank and the signal,
 - a client waits for longer,
-- a process of the server or a file in /dev/shm is left.
+- a process of the server, its port, or a file in its temporary folder or in /dev/shm is left.
 
-The moments and victims come from `--seed`. Prints a line for each failure and for every 50 kills. A summary
-tells how long after a SIGKILL of a rank the log named it, and how long after it no process was left. A server
-that has failed answers /health with 503 for a second first.
+The clients send short prompts, prompts of several hundred tokens, and requests for log-probabilities, so that
+a signal also meets prompts and logits. The moments and victims come from `--seed`. Prints a line for each
+failure and for every 50 kills. A summary tells how long after a SIGKILL of a rank the log named it, and how
+long after it no process was left. A server that has failed answers /health with 503 for a second first.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -46,6 +48,8 @@ PATIENCE = 3.0
 """Seconds that a rank may let others wait (`VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS`)."""
 ENDS = 12.0
 """Seconds until nothing may be left. The machine is slower with more servers beside."""
+LOOK = 0.2
+"""Seconds that count for one look at what is left."""
 READY = 400.0
 """Seconds until a server answers, on a machine with ten times the work of its cores."""
 MARK = "SOAK_RANKS_ROUND"
@@ -75,12 +79,19 @@ def described(process: psutil.Process) -> str:
 
 
 def wait(holds: Callable[[], object], seconds: float) -> bool:
-    """Whether a condition comes true within some seconds."""
-    deadline = time.monotonic() + seconds
+    """Whether a condition comes true within some seconds.
+
+    Where others have the cores, a look takes longer than `LOOK`, and the server gets no core either. So no
+    more than that counts.
+    """
+    last = time.monotonic()
     while not holds():
-        if time.monotonic() > deadline:
+        if seconds < 0:
             return False
         time.sleep(0.02)
+        now = time.monotonic()
+        seconds -= min(now - last, LOOK)
+        last = now
     return True
 
 
@@ -90,22 +101,29 @@ class Client(threading.Thread):
     def __init__(self, port: int, index: int) -> None:
         super().__init__(daemon=True)
         self.port, self.index, self.answers = port, index, 0
+        self.refused = ""
         self.start()
 
     def run(self) -> None:
-        body = {
-            "prompt": f"Hello {self.index}",
-            "max_tokens": 40,
-            "ignore_eos": True,
-            "stream": self.index % 2 == 0,
-        }
         while True:
+            # The prompts differ from the start: none is computed already.
+            prompt = f"{self.index} {self.answers} Hello"
+            body = {
+                "prompt": prompt if self.index % 3 else prompt + " world" * 300,
+                "max_tokens": 40,
+                "ignore_eos": True,
+                "stream": self.index % 2 == 0,
+                "logprobs": 5 if self.index % 3 == 1 else None,
+            }
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
             try:
                 connection.request(
                     "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
                 )
-                connection.getresponse().read()
+                answer = connection.getresponse()
+                text = answer.read()
+                if answer.status == 400:
+                    self.refused = text.decode()
             except (OSError, http.client.HTTPException):
                 return
             finally:
@@ -127,12 +145,14 @@ class Round:
         self.gone = 0.0  # when no process was left
         self.seconds: tuple[float, float] | None = None  # from the kill of a rank to these
         self.random = randomness
+        self.folder = tempfile.TemporaryDirectory()
         command = [
             sys.executable, "-m", "armllm", "serve", model, "--port", str(self.port),
             f"--{by}-parallel-size", "2", "--disable-uvicorn-access-log",
         ]  # fmt: skip
         environment = {
-            **os.environ, MARK: self.mark, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+            **os.environ, MARK: self.mark, "TMPDIR": self.folder.name,
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
             "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(PATIENCE),
         }  # fmt: skip
         self.started = time.monotonic()
@@ -195,10 +215,9 @@ class Round:
         if self.noticed and self.gone and kind in RANKS:
             self.seconds = self.noticed - begun, self.gone - begun
         if not loading:
-            for client in clients:
-                client.join(max(0.0, begun + ENDS + 5 - time.monotonic()))
-            if any(client.is_alive() for client in clients):
+            if not wait(lambda: not any(client.is_alive() for client in clients), 5):
                 wrong = wrong or "a client still waits"
+            wrong = wrong or next((f"refused: {each.refused}" for each in clients if each.refused), None)
         return done, wrong
 
     def look(self, kind: str, what: signal.Signals, when: str) -> str | None:
@@ -215,6 +234,12 @@ class Round:
         self.server.wait()
         self.reader.join(5)
         text, status = "".join(self.lines), self.server.returncode
+        if files := sorted(each.name for each in Path(self.folder.name).iterdir()):
+            return f"files are left: {files}"
+        try:
+            socket.create_server(("127.0.0.1", self.port)).close()
+        except OSError as error:
+            return f"the port {self.port} is left: {error}"
         if kind == "server":  # nobody is left to say anything
             return None
         named = f"{RANKS[kind]} {NAMED if what == signal.SIGKILL else 'did not'}"
@@ -232,6 +257,7 @@ class Round:
             process.kill()
         self.server.kill()
         self.server.wait()
+        self.folder.cleanup()
 
 
 def main() -> None:
@@ -240,25 +266,26 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # not without cleaning up
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # not without cleaning up
     done: collections.Counter[str] = collections.Counter()
     failures, load_time, seconds = 0, 4.0, list[tuple[float, float]]()
     before = set(Path("/dev/shm").iterdir())  # noqa: S108 - looked at only
-    for index in range(arguments.kills):
-        randomness = random.Random(f"{arguments.seed} {index}")  # noqa: S311 - no secret
-        by = ("tensor", "pipeline")[index % 2]
-        one = Round(arguments.model, by, randomness)
-        try:
-            what, wrong = one.run(load_time)
-        finally:
-            one.clean()
-        seconds += [] if one.seconds is None else [one.seconds]
-        done[f"{by} {what}"] += 1
-        if wrong:
-            failures += 1
-            print(f"round {index}: {by} {what}: {wrong}", flush=True)
-        if index % 50 == 49:
-            print(f"{index + 1} kills, {failures} failures so far", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):  # it tells what was done so far
+        for index in range(arguments.kills):
+            randomness = random.Random(f"{arguments.seed} {index}")  # noqa: S311 - no secret
+            by = ("tensor", "pipeline")[index % 2]
+            one = Round(arguments.model, by, randomness)
+            try:
+                what, wrong = one.run(load_time)
+            finally:
+                one.clean()
+            seconds += [] if one.seconds is None else [one.seconds]
+            done[f"{by} {what}"] += 1
+            if wrong:
+                failures += 1
+                print(f"round {index}: {by} {what}: {wrong}", flush=True)
+            if index % 50 == 49:
+                print(f"{index + 1} kills, {failures} failures so far", flush=True)
     left = set(Path("/dev/shm").iterdir()) - before  # noqa: S108 - looked at only
     for what, count in sorted(done.items()):
         print(f"{count:5} {what}")
@@ -266,7 +293,7 @@ def main() -> None:
         middle, most = statistics.median(times), max(times)
         print(f"{len(times)} killed ranks: {what} after {middle:.2f} s (median), {most:.2f} s at most")
     remains = sorted(map(str, left)) or "nothing"
-    print(f"{arguments.kills} kills, {failures} failures, left in /dev/shm: {remains}")
+    print(f"{done.total()} kills, {failures} failures, left in /dev/shm: {remains}")
     raise SystemExit(bool(failures or left))
 
 

@@ -119,7 +119,7 @@ def _threads(root: Path, nodes: dict[int, tuple[int, ...]], notes: list[str]) ->
         first = max(nodes.values(), key=len)
         preferred = tuple(cpu for cpu in preferred if cpu in first) or preferred
     threads = host.physical_cores(root, preferred) if preferred else allowed or 1
-    binding: str | None = _ranges(preferred) if preferred else None
+    binding: str | None = host.ranges(preferred) if preferred else None
     if allowed and cpus and allowed < len(cpus):
         notes.append(f"this process may use {allowed} of {len(cpus)} CPUs")
         threads, binding = min(threads, allowed), None
@@ -146,14 +146,3 @@ def _performance(root: Path, cpus: tuple[int, ...]) -> tuple[int, ...]:
         for cpu, midr in zip(cpus, registers, strict=True)
         if (midr >> 24 & 0xFF, midr >> 4 & 0xFFF) in fast
     )
-
-
-def _ranges(cpus: tuple[int, ...]) -> str:
-    """Return CPUs in the kernel's list format: (0, 1, 2, 5) is ``0-2,5``."""
-    parts: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if parts and cpu == parts[-1][-1] + 1:
-            parts[-1].append(cpu)
-        else:
-            parts.append([cpu])
-    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 # Entries of the auxiliary vector: Linux, include/uapi/linux/auxvec.h
@@ -89,6 +90,17 @@ def cpu_list(content: str | None) -> tuple[int, ...]:
             first = int(match[1])
             cpus.extend(range(first, int(match[2] or first) + 1))
     return tuple(cpus)
+
+
+def ranges(cpus: Iterable[int]) -> str:
+    """Return CPUs as a kernel list: 0, 1, 2 and 5 are ``0-2,5``."""
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and cpu == parts[-1][-1] + 1:
+            parts[-1].append(cpu)
+        else:
+            parts.append([cpu])
+    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
 def online(root: Path) -> tuple[int, ...]:

@@ -137,20 +137,9 @@ def _threads() -> Finding:
 
 def describe_placement(placement: Placement) -> str:
     """Threads and where they run, for people."""
-    where = "any CPU" if placement.cpus is None else f"CPUs {_ranges(sorted(placement.cpus))}"
+    where = "any CPU" if placement.cpus is None else f"CPUs {host.ranges(placement.cpus)}"
     node = "" if placement.node is None else f" of NUMA node {placement.node}"
     return f"{placement.num_threads} on {where}{node}"
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Write 0, 1, 2, 5 as 0-2,5."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
 def _openmp() -> Finding:

@@ -56,8 +56,7 @@ def _load(
     if isinstance(group, Pipeline):
         part, what = Part(placement.node, end=group), "stages compute the model"
     else:
-        part = Part(placement.node, ranks=group)
-        what = "ranks compute the model; their decode steps are not recorded"
+        part, what = Part(placement.node, ranks=group), "ranks compute the model"
     try:
         loaded = runner(
             part,

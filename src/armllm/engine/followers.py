@@ -238,9 +238,25 @@ def start_followers(config: EngineConfig, counts: Sequence[int]) -> Followers | 
     size = config.tensor_parallel_size
     if size == 1:
         return None
-    file = os.memfd_create("armllm-ranks")
+    file = _shared_memory(extension.Ranks.bytes(size))
     try:
-        os.ftruncate(file, extension.Ranks.bytes(size))
         return Followers(extension.Ranks(file, 0, size, seconds), file)
     finally:
         os.close(file)
+
+
+def _shared_memory(num_bytes: int) -> int:
+    """A file in memory, which ends with the last process that has it open."""
+    try:
+        file = os.memfd_create("armllm-ranks")
+        try:
+            os.ftruncate(file, num_bytes)
+        except OSError:
+            os.close(file)
+            raise
+    except OSError as error:
+        raise EngineError(
+            f"the ranks get no {num_bytes >> 20} MiB of shared memory: {error.strerror}; raise the limits on"
+            " files (ulimit -f, ulimit -n), or use one process"
+        ) from None
+    return file

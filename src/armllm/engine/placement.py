@@ -219,23 +219,29 @@ def _listed(binding: str, allowed: frozenset[int], size: int) -> list[frozenset[
     for number, cpus in enumerate(found):
         if missing := sorted(cpus - allowed):
             raise RequestError(
-                f"VLLM_CPU_OMP_THREADS_BIND names CPU {missing[0]}, which is not there or not allowed here"
+                f"VLLM_CPU_OMP_THREADS_BIND names CPU {missing[0]}, which is not there or not allowed here;"
+                f" allowed are {host.ranges(allowed)}"
             )
         if twice := sorted(cpus.intersection(frozenset().union(*found[:number]))):
-            raise RequestError(f"VLLM_CPU_OMP_THREADS_BIND names CPU {twice[0]} for two ranks")
+            raise RequestError(
+                f"VLLM_CPU_OMP_THREADS_BIND names CPU {twice[0]} in two lists: each rank needs its own CPUs"
+            )
     return found
 
 
 def _of_rank(
     allowed: frozenset[int], nodes: dict[int, tuple[int, ...]], root: Path, rank: int, size: int
 ) -> frozenset[int]:
-    """A rank's CPUs: those of a node, or of the part of a node that it has."""
-    usable = list(_cores(allowed, nodes, root).values()) or [_physical(root, _fast(root, allowed))]
-    if len(usable) >= size:
-        return sorted(usable, key=len, reverse=True)[rank]
-    order = [cpu for cpus in usable for cpu in sorted(cpus)]
+    """A rank's CPUs: the cores of a node, or its part of all cores, or of all hardware threads."""
+    usable = _computing(allowed, nodes, root) or {0: _fast(root, allowed)}
+    cores = [_physical(root, cpus) for cpus in usable.values()]
+    if len(cores) >= size:
+        return sorted(cores, key=len, reverse=True)[rank]
+    order = [cpu for cpus in cores for cpu in sorted(cpus)]
     if len(order) < size:
-        _say_once(f"{size} ranks share {len(order)} cores: they wait for one another")
+        order = [cpu for cpus in usable.values() for cpu in sorted(cpus)]
+    if len(order) < size:
+        _say_once(f"{size} ranks share {len(order)} CPUs: they wait for one another")
         return frozenset({order[rank % len(order)]})
     return frozenset(order[len(order) * rank // size : len(order) * (rank + 1) // size])
 
@@ -244,16 +250,17 @@ def computing_nodes(
     allowed: frozenset[int] | None = None, root: Path = Path("/")
 ) -> dict[int, frozenset[int]]:
     """The cores of each NUMA node that may compute, in the order in which ranks get them."""
-    found = _cores(_allowed() if allowed is None else allowed, host.numa_nodes(root), root)
-    return dict(sorted(found.items(), key=lambda item: len(item[1]), reverse=True))
+    found = _computing(_allowed() if allowed is None else allowed, host.numa_nodes(root), root)
+    cores = {node: _physical(root, cpus) for node, cpus in found.items()}
+    return dict(sorted(cores.items(), key=lambda item: len(item[1]), reverse=True))
 
 
-def _cores(
+def _computing(
     allowed: frozenset[int], nodes: dict[int, tuple[int, ...]], root: Path
 ) -> dict[int, frozenset[int]]:
-    """One CPU for each core of the nodes that may be seen; empty if /sys doesn't tell of nodes."""
+    """The CPUs of the nodes that may be seen, without little cores; empty if /sys doesn't tell of nodes."""
     sets = {node: allowed & frozenset(cpus) for node, cpus in _visible(nodes).items()}
-    found = {node: _physical(root, _fast(root, cpus)) for node, cpus in sets.items() if cpus}
+    found = {node: _fast(root, cpus) for node, cpus in sets.items() if cpus}
     if sets and not found:
         raise RequestError("CPU_VISIBLE_MEMORY_NODES names only nodes whose CPUs are not allowed here")
     return found

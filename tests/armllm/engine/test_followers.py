@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -166,6 +167,24 @@ def test_servers_whose_processes_are_killed_at_random_moments_leave_nothing():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 kills, 0 failures, left in /dev/shm: nothing" in done.stdout
+
+
+def test_a_limit_on_files_is_named_where_ranks_share_memory():
+    """It would catch a traceback of OSError."""
+    code = f"""
+import resource
+from armllm import LLM
+from armllm.errors import EngineError
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+try:
+    LLM({str(MODEL)!r}, tensor_parallel_size=2)
+except EngineError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert re.fullmatch(
+        r"the ranks get no \d+ MiB of shared memory: File too large; .*, or use one process\n", done.stdout
+    )
 
 
 def test_a_forked_process_that_exits_leaves_the_ranks_to_its_parent(monkeypatch):

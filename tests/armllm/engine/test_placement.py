@@ -9,6 +9,7 @@ import re
 import pytest
 import torch
 
+from armisa import host
 from armllm import LLM, SamplingParams
 from armllm.api import llm_engine
 from armllm.engine import placement
@@ -158,15 +159,18 @@ def test_a_list_says_where_and_how_many(machine, monkeypatch):
 @pytest.mark.parametrize(
     "nodes", [{0: "0-15"}, {0: "0-7", 1: "8-15"}, {node: f"{2 * node}-{2 * node + 1}" for node in range(8)}]
 )
-def test_no_two_ranks_share_a_cpu(machine, nodes, size):
+@pytest.mark.parametrize("allowed", [cpus(*range(16)), cpus(0, 1, 2, 3, 6, 9, 12, 13)], ids=["all", "cpuset"])
+def test_no_two_ranks_share_a_cpu(machine, nodes, size, allowed):
+    """With hardware threads, 8 ranks in the cpuset are more than its 5 cores, and have a thread each."""
     siblings = {cpu: f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}" for cpu in range(16)}
     for threads in (None, siblings):
         root = machine(nodes, threads)
-        found = [decide(cpus(*range(16)), ALL, root, rank=rank, size=size) for rank in range(size)]
+        found = [decide(allowed, ALL, root, rank=rank, size=size) for rank in range(size)]
         together = [cpu for one in found for cpu in one.cpus]
         assert len(together) == len(set(together))
+        assert set(together) <= allowed
         assert all(one.num_threads == len(one.cpus) >= 1 for one in found)
-        if len(nodes) >= size:
+        if sum(not allowed.isdisjoint(host.cpu_list(text)) for text in nodes.values()) >= size:
             assert len({one.node for one in found}) == size
             assert None not in {one.node for one in found}
 
@@ -199,7 +203,7 @@ def test_cpus_without_a_core_or_a_node(machine, size, expected):
 def test_ranks_beyond_the_cores_or_the_quota_are_warned_about(machine, caplog):
     root = machine({0: "0-1"})
     assert [decide(cpus(0, 1), ALL, root, rank=rank, size=3).cpus for rank in range(3)] == [{0}, {1}, {0}]
-    assert "3 ranks share 2 cores" in caplog.text
+    assert "3 ranks share 2 CPUs" in caplog.text
     root = machine({0: "0-7"})
     (root / "sys/fs/cgroup").mkdir(parents=True)
     (root / "sys/fs/cgroup/cpu.max").write_text("150000 100000\n")
@@ -219,8 +223,8 @@ def test_lists_of_ranks(machine, monkeypatch):
         ("0-3", "or 2 lists of CPUs such as 0-31|32-63, one for each rank"),
         ("0|1|2", "or 2 lists"),
         ("0|", "or 2 lists"),
-        ("0-3|3-4", "names CPU 3 for two ranks"),
-        ("0|8", "names CPU 8, which is not there"),
+        ("0-3|3-4", "names CPU 3 in two lists: each rank needs its own CPUs"),
+        ("0|8", "names CPU 8, which is not there or not allowed here; allowed are 0-7"),
     ):
         monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", text)
         with pytest.raises(RequestError, match=re.escape(words)):

@@ -20,6 +20,8 @@ from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import random_prompts, save_reference
 from tests.armllm.models.test_classifiers import classifier
 from tests.armllm.quant.forms import awq, fp8_blocks, gptq, write_quantized
+from tests.armllm.quant.test_floats import CASES, MXFP4
+from tests.armllm.quant.test_mxfp4 import checkpoint as mxfp4_stacks  # noqa: F401
 
 from armllm import LLM, SamplingParams
 from armllm.api import llm_engine
@@ -181,10 +183,10 @@ def answers(folder, size, by="tensor", **options):
     ("sizes", "options"),
     [
         ((2, 4), {"dtype": "float32"}),
-        ((4,), {"dtype": "bfloat16"}),
+        ((2, 4), {"dtype": "bfloat16"}),
         ((2,), {"dtype": "float16", "kv_cache_dtype": "int8"}),
-        ((4,), {"dtype": "bfloat16", "quantization": "int8"}),
-        ((2,), {"dtype": "bfloat16", "quantization": "int4-g32"}),
+        ((2, 4), {"dtype": "bfloat16", "quantization": "int8"}),
+        ((2, 4), {"dtype": "bfloat16", "quantization": "int4-g32"}),
     ],
     ids=lambda case: "-".join(case.values()) if isinstance(case, dict) else "",
 )
@@ -216,13 +218,29 @@ def fp8_stays(monkeypatch):
             awq(32),
         ),
         ({"quant_method": "fp8", "weight_block_size": [48, 32]}, fp8_blocks(48, 32)),
+        CASES["one scale"],
+        CASES["per row"],
+        CASES["NVFP4"],
+        MXFP4,
     ],
-    ids=["gptq-act-order", "gptq-zeros", "awq", "fp8"],
+    ids=["gptq-act-order", "gptq-zeros", "awq", "fp8", "fp8-one-scale", "fp8-rows", "nvfp4", "mxfp4"],
 )
 def test_quantized_checkpoints_are_cut_by_rows(in_threads, make_checkpoint, tmp_path, settings, form):
     folder = tmp_path / "model"
-    write_quantized(folder, make_checkpoint(hidden_size=128, intermediate_size=256), settings, form)
-    assert short_answers(folder, 2) == short_answers(folder, 1)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4}
+    write_quantized(folder, make_checkpoint(**sizes), settings, form)
+    expected = short_answers(folder, 1)
+    for size in (2, 4):
+        assert short_answers(folder, size) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_stacks_of_mxfp4_are_cut_by_rows(in_threads, mxfp4_stacks, dtype):  # noqa: F811
+    """Values of 4 bits and scales of 32 of them, of which gates and ups alternate."""
+    folder, _ = mxfp4_stacks
+    expected = short_answers(folder, 1, dtype=dtype)
+    for by in ("tensor", "pipeline"):
+        assert short_answers(folder, 2, by, dtype=dtype) == expected
 
 
 def short_answers(folder, size, by="tensor", **options):
@@ -339,11 +357,14 @@ def test_experts_in_float32_are_cut_by_rows(in_threads, tmp_path):
 
 
 def test_a_packed_folder_is_cut_by_rows(in_threads, tmp_path):
-    config = random_config("Qwen3MoeForCausalLM", 1) | {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config |= {"hidden_size": 64, "moe_intermediate_size": 96, "rope_parameters": None}
+    config = random_config("Qwen3MoeForCausalLM", 1) | {"num_attention_heads": 4, "num_key_value_heads": 4}
+    config |= {"hidden_size": 64, "moe_intermediate_size": 64, "rope_parameters": None}
+    config["num_hidden_layers"] = 2
     save_reference(tmp_path / "model", config, 1)
     pack_checkpoint(str(tmp_path / "model"), tmp_path / "packed", quantization="int4-g32")
-    assert short_answers(tmp_path / "packed", 2) == short_answers(tmp_path / "packed", 1)
+    expected = short_answers(tmp_path / "packed", 1)
+    for size, by in ((2, "tensor"), (4, "tensor"), (2, "pipeline")):
+        assert short_answers(tmp_path / "packed", size, by) == expected
 
 
 def test_a_part_of_a_panel_is_refused(in_threads, make_checkpoint, tmp_path):
