@@ -76,7 +76,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 CASES = ("step of 1 sequence", "step of 8 sequences", "step of 32 sequences", "prompt of 384 tokens")
-ERROR = re.compile(r"^((?:\w+\.)*\w+(?:Error|Exception)\b.*)$", re.MULTILINE)  # the end of a traceback
+# The end of a traceback, with the name of a process before it or none.
+ERROR = re.compile(r"^(?:\[\w+\]: |\(.+?\) )?((?:\w+\.)*\w+(?:Error|Exception)\b.*)$", re.MULTILINE)
 # The functions that a part calls, any of them.
 FUNCTIONS = {
     "int4": {"matmul_w4a8", "matmul_w8a8"},

@@ -165,6 +165,12 @@ def test_a_plugin_that_is_not_active_is_one_line(measure, does, said):
     assert "\n" not in caught.value.code
 
 
+@pytest.mark.parametrize("process", ["", "[rank0]: ", "(EngineCore_0 pid=7) "])
+def test_the_error_is_found_behind_the_name_of_a_process(process):
+    lines = ["Traceback:", "  ValueError: of a source", "ValueError: no kernel. Reasons: ", " A cannot"]
+    assert tool.ERROR.findall("\n".join(process + line for line in lines)) == [lines[2]]
+
+
 def test_an_error_of_vllm_is_two_lines_and_the_rest_a_file(measure, monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
