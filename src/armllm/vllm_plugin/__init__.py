@@ -84,9 +84,8 @@ def _activate(part: str, *, is_named: bool) -> Status:
             return Status(part, f"{slower}; {VARIABLE}={part} takes ours nevertheless")
         module.register()
     except Exception as error:  # noqa: BLE001 - whatever another version of vLLM has changed
-        return Status(
-            part, f"this vLLM has another interface: {type(error).__name__}: {error}", is_problem=True
-        )
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        return Status(part, f"this vLLM has another interface: {line:.300}", is_problem=True)
     return Status(part)
 
 

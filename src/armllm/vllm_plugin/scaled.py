@@ -13,6 +13,7 @@ from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLine
 
 from armllm import kernels
 from armllm.checkpoint.matrix import IntegerWeight
+from armllm.vllm_plugin.interface import check_methods
 from armllm.vllm_plugin.products import PackedProduct, release
 from armllm.vllm_plugin.selection import check_interface, prefer
 
@@ -72,4 +73,6 @@ def register() -> None:
     """Let vLLM choose `ArmllmInt8ScaledMMLinearKernel` before its own."""
     fields = ("input_symmetric", "is_static_input_scheme")
     check_interface(ArmllmInt8ScaledMMLinearKernel, Int8ScaledMMLinearLayerConfig, fields)
+    methods = ("process_weights_after_loading", "apply_weights", "_get_layer_params")
+    check_methods(ArmllmInt8ScaledMMLinearKernel, methods)
     prefer(ArmllmInt8ScaledMMLinearKernel, [CPUInt8ScaledMMLinearKernel], "int8")

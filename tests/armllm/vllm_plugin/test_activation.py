@@ -69,6 +69,22 @@ def test_another_interface_is_one_line_each(monkeypatch, caplog):
         assert "\n" not in line
 
 
+def test_an_error_of_many_lines_becomes_one(monkeypatch, caplog):
+    platforms = types.ModuleType("vllm.platforms")
+    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+
+    def fail():
+        raise ValueError("2 errors\n  first" + " and more" * 100)
+
+    platforms.current_platform = types.SimpleNamespace(is_cpu=fail)
+    vllm_plugin.register()
+    for line in [record.getMessage() for record in caplog.records]:
+        assert "interface: ValueError: 2 errors first and more" in line
+        assert len(line) < 500
+    assert len(caplog.records) == len(vllm_plugin.PARTS)
+
+
 def test_a_vllm_for_gpus_keeps_all_its_kernels(monkeypatch, caplog):
     """It would catch weights of a GPU in the hands of our kernels."""
     platforms = types.ModuleType("vllm.platforms")
