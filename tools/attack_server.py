@@ -6,10 +6,11 @@
 Starts `armllm serve MODEL` on this machine. The rate of a stream and the time of `/health` are measured
 before, during and after the attack, with the CPUs that each part used. Every hostile client is a process,
 and takes CPU time of this machine as the server does. `--nice 19` gives them the lowest priority, as if each
-were a machine of its own. `--addresses` gives each its own address, 127.0.0.2 and on. `--each` lets all
-clients attack in one way, then in the next one, and prints a table. An idle rate is measured before each.
-`--data-parallel-size N` measures a router in front of N replicas. `--attack computing` sends nothing: it
-shows what is left beside as many programs that only compute.
+were a machine of its own. `--addresses N` gives them N addresses, 127.0.0.2 and on: with 1 they are another
+client for the server, with 20 each of 20 is one. `--each` lets all clients attack in one way, then in the
+next one, and prints a table. An idle rate is measured before each. `--data-parallel-size N` measures a router
+in front of N replicas. `--attack computing` sends nothing: it shows what is left beside as many programs that
+only compute.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def attack(port: int, kind: str, address: str, hostile: Hostile) -> None:
 
 @contextlib.contextmanager
 def under_attack(
-    port: int, kinds: list[str], clients: int, nice: int, *, addresses: bool = False
+    port: int, kinds: list[str], clients: int, nice: int, *, addresses: int = 0
 ) -> Iterator[tuple[list[int], Hostile]]:
     """While the body runs, ``clients`` processes attack, each in one of the ways."""
     context = multiprocessing.get_context("fork")
@@ -206,7 +207,7 @@ def under_attack(
     processes = [
         context.Process(
             target=attack,
-            args=(port, kind, f"127.0.0.{2 + index % 250 if addresses else 1}", hostile),
+            args=(port, kind, f"127.0.0.{2 + index % addresses if addresses else 1}", hostile),
             daemon=True,
         )
         for index, kind in enumerate(itertools.islice(itertools.cycle(kinds), clients))
@@ -403,7 +404,7 @@ def main() -> None:
     parser.add_argument(
         "--nice", type=int, default=0, help="how much lower the priority of hostile clients is"
     )
-    parser.add_argument("--addresses", action="store_true", help="each hostile client has its own")
+    parser.add_argument("--addresses", type=int, default=0, help="of hostile clients, at most 250")
     parser.add_argument("--attack", choices=KINDS, action="append", help="only these")
     parser.add_argument("--each", action="store_true", help="one kind after the other, by 20 clients")
     parser.add_argument("--data-parallel-size", type=int, default=0, help="replicas behind a router")

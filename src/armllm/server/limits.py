@@ -105,8 +105,8 @@ def check_prompt_logprobs(tokens: int, each: int) -> None:
     """Refuse more log-probabilities of prompts than an answer may hold: each token has its own, too."""
     if tokens * (each + 1) > PROMPT_LOGPROBS:
         raise ApiError(
-            f"{each} prompt_logprobs and the own one of {tokens} tokens are {tokens * (each + 1)} values;"
-            f" at most {PROMPT_LOGPROBS}: ask for fewer, or send parts of the prompt",
+            f"{each!s:.20} prompt_logprobs and the own one of {tokens} tokens are more than"
+            f" {PROMPT_LOGPROBS} values: ask for fewer, or send parts of the prompt",
             param="prompt_logprobs",
         )
 

@@ -51,6 +51,11 @@ CASES = {
         {"prompt": [[5] * 200] * 20, "prompt_logprobs": 20, "max_tokens": 1},
         "prompt_logprobs",
     ),
+    "more digits than Python writes": (
+        "completions",
+        {"prompt": [5] * 20, "prompt_logprobs": 10**4300 - 1, "max_tokens": 1},
+        "prompt_logprobs",
+    ),
     "stop ids": ("completions", {"prompt": "x", "stop_token_ids": [5] * MANY}, "stop_token_ids"),
     "choices": ("completions", {"prompt": "x", "guided_choice": ["a"] * MANY}, "guided_choice"),
     "unknown fields": ("completions", {"prompt": "x", **{f"f{i}": 1 for i in range(MANY)}}, None),
