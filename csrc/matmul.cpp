@@ -1,6 +1,7 @@
 // The driver of the products: the activations are put in order or quantized once, then blocks of panels and
 // tiles.
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -125,9 +126,10 @@ void matmul(const KernelTable& table, WeightForm form, Storage storage, const Ma
   const bool quantized = bits != 0;
   if (quantized) check_weight(bits, request.shape);
   MatmulKernel kernel = matmul_kernel(table, form, storage);
-  const Fp8Product fp8(table, kernel, storage, request.shape);
+  std::optional<Fp8Product> fp8;
   if (form == WeightForm::fp8) {
-    kernel.decoded = fp8.scratch_bytes();
+    fp8.emplace(table, kernel, storage, request.shape);
+    kernel.decoded = fp8->scratch_bytes();
     kernel.decoded_rows = 0;
   }
   if (request.rows == 0 || request.shape.out_features == 0) return;
@@ -151,10 +153,10 @@ void matmul(const KernelTable& table, WeightForm form, Storage storage, const Ma
   const ProductItems items(kernel, args.shape, args.rows, wanted_items(threads));
   const auto multiply_fp8 = [&](const MatmulArgs& a, int64_t tile_begin, int64_t tile_end,
                                 int64_t panel_begin, int64_t panel_end) {
-    fp8.multiply(a, tile_begin, tile_end, panel_begin, panel_end);
+    fp8->multiply(a, tile_begin, tile_end, panel_begin, panel_end);
   };
   const auto multiply = [&](int64_t item, int thread) {
-    if (form == WeightForm::fp8) return items.run(args, item, scratch.of(thread), multiply_fp8);
+    if (fp8) return items.run(args, item, scratch.of(thread), multiply_fp8);
     items.run(args, item, scratch.of(thread));
   };
   const PiecewiseOp* const activation = beside.activation;

@@ -25,18 +25,23 @@ struct ThreadScratch {
 // Blocks of tiles of rows by blocks of panels. A block of panels stays in the second-level cache while tile
 // after tile of rows goes over it, and the tiles stay there for the next block of panels; a tile stays in the
 // first-level one. About `wanted` items or more, so that no thread waits long for the last one; fewer rows
-// than the cache takes only when the panels are too few for that.
+// than the cache takes only when the panels are too few for that. A block has a multiple of the panels
+// that a tile meets at a time: with fewer, the sums of a tile wait for each other.
 class ProductItems {
  public:
   ProductItems(const MatmulKernel& kernel, const WeightShape& shape, int64_t rows, int64_t wanted)
       : kernel_(&kernel),
         panels_(ceil_div(shape.out_features, kernel.panel)),
         tiles_(kernel.tiles(shape, rows)) {
-    constexpr int64_t kBlockBytes = 256 * 1024, kRowsBytes = 1536 * 1024;
-    // A single tile reads every panel once.
-    const int64_t most =
-        tiles_ == 1 ? panels_ : kBlockBytes / std::max<int64_t>(1, kernel.panel_bytes(shape));
-    block_ = std::max<int64_t>(1, std::min(most, ceil_div(panels_, wanted)));
+    constexpr int64_t kBlockBytes = 256 * 1024, kRowsBytes = 1536 * 1024, kTogetherBytes = 512 * 1024;
+    const int64_t bytes = std::max<int64_t>(1, kernel.panel_bytes(shape));
+    block_ = std::max<int64_t>(1, ceil_div(panels_, wanted));
+    if (tiles_ > 1) {  // a single one reads every panel once
+      const int64_t together = std::min(kernel.panels_of_tile, std::max<int64_t>(2, kTogetherBytes / bytes));
+      block_ = std::min(block_, std::max(together, kBlockBytes / bytes / together * together));
+      const int64_t whole = ceil_div(block_, together) * together;
+      if (ceil_div(panels_, whole) * tiles_ >= wanted) block_ = whole;
+    }
     blocks_ = ceil_div(panels_, block_);
     const int64_t for_threads = ceil_div(wanted, std::max<int64_t>(1, blocks_));
     // A kernel that decodes panels into its scratch memory does so for each block of rows.

@@ -7,7 +7,7 @@
 
 template <int64_t kRows>
 struct BfmmlaRows {
-  static constexpr int64_t kChunk = 8;
+  static constexpr int64_t kChunk = 8, kPanelsOfTile = 1;
 
   template <class>
   constexpr ARMLLM_INLINE int64_t features_together() {

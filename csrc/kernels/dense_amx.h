@@ -13,6 +13,7 @@ namespace dense_amx {
 inline constexpr int64_t kTileRows = 2 * kBlock, kColumns = 4 * kBlock, kChunk = 32;
 
 using dense::features_together;
+using dense::kPanelsOfTile;
 
 ARMLLM_INLINE int64_t padded_features(const WeightShape& s) {
   return (s.in_features + kChunk - 1) / kChunk * kChunk;

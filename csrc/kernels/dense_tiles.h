@@ -7,7 +7,7 @@
 
 namespace dense {
 
-inline constexpr int64_t kTileRows = 4;
+inline constexpr int64_t kTileRows = 4, kPanelsOfTile = 1;
 template <class>
 constexpr ARMLLM_INLINE int64_t features_together() {
   return 1;

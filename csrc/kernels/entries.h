@@ -145,7 +145,9 @@
                                              op##_multiply_##suffix,                                         \
                                              0,                                                              \
                                              0,                                                              \
-                                             space::features_together<T>()};
+                                             space::features_together<T>(),                                  \
+                                             1,                                                              \
+                                             space::kPanelsOfTile};
 
 // Everything that the primitives of a target give.
 #define ARMLLM_ENTRIES_OF(T, suffix)                   \

@@ -13,6 +13,7 @@ inline constexpr int64_t kColumns = kPanelColumns;
 inline constexpr int kVectors = kColumns / kLanes, kTileRows = kLanes == 1 ? 1 : kLanes == 4 ? 4 : 5;
 // Sums in registers: enough to hide the latency of an addition, and that leave room for weights and rows.
 inline constexpr int kSums = kLanes == 8 ? 10 : kLanes == 4 ? 16 : 20;
+inline constexpr int64_t kPanelsOfTile = kSums / (kTileRows * kVectors);
 
 // Pairs of bfloat16 widen by a shift and a mask.
 constexpr ARMLLM_INLINE int64_t together_of(const void*) { return 1; }
@@ -87,6 +88,15 @@ ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_
   }
 }
 
+// Panels by `count`, then by fewer, so that sums do not wait for each other.
+template <class T, int rows, int count>
+ARMLLM_INLINE void tile_by_counts(const MatmulArgs& a, int64_t first_row, int64_t begin, int64_t end) {
+  for (; begin + count <= end; begin += count) tile_by_panels<T, rows, count>(a, first_row, begin);
+  if constexpr (count > 1) {
+    if (begin < end) tile_by_counts<T, rows, count / 2>(a, first_row, begin, end);
+  }
+}
+
 // At most `most` rows.
 template <class T, int most>
 ARMLLM_INLINE void tile_by_all(const MatmulArgs& a, int64_t first_row, int64_t rows, int64_t begin,
@@ -94,12 +104,9 @@ ARMLLM_INLINE void tile_by_all(const MatmulArgs& a, int64_t first_row, int64_t r
   if constexpr (most > 1) {
     if (rows < most) return tile_by_all<T, most - 1>(a, first_row, rows, begin, end);
   }
-  constexpr int kCount = most * kVectors < kSums ? kSums / (most * kVectors) : 1;
-  int64_t panel = begin;
-  for (; panel + kCount <= end; panel += kCount) tile_by_panels<T, most, kCount>(a, first_row, panel);
-  if constexpr (kCount > 1) {
-    for (; panel < end; ++panel) tile_by_panels<T, most, 1>(a, first_row, panel);
-  }
+  constexpr int kMost = 8, kFits = kSums / (most * kVectors);
+  constexpr int kCount = kFits < 1 ? 1 : kFits < kMost ? kFits : kMost;
+  tile_by_counts<T, most, kCount>(a, first_row, begin, end);
 }
 
 template <class T>

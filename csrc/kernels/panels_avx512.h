@@ -10,7 +10,8 @@
 
 namespace panels_dot {
 
-inline constexpr int64_t kColumns = kPanelColumns, kTileRows = 8, kLine = 32, kAhead = 1024;
+inline constexpr int64_t kColumns = kPanelColumns, kTileRows = 8, kPanelsOfTile = 2, kLine = 32;
+inline constexpr int64_t kAhead = 1024;
 static_assert(kColumns == kBlock, "a vector has the columns of a panel");
 
 template <class>
@@ -100,7 +101,7 @@ ARMLLM_INLINE void tile_by_all(const MatmulArgs& a, int64_t first_row, int64_t r
   if constexpr (most > 1) {
     if (rows < most) return tile_by_all<most - 1>(a, first_row, rows, begin, end);
   }
-  constexpr int kCount = most <= 4 ? 4 : 2;
+  constexpr int kCount = most <= 4 ? 4 : kPanelsOfTile;
   int64_t panel = begin;
   for (; panel + kCount <= end; panel += kCount) tile_by_panels<most, kCount>(a, first_row, panel);
   if constexpr (kCount > 2) {

@@ -14,7 +14,7 @@
 
 namespace panels {
 
-inline constexpr int64_t kColumns = kPanelColumns, kTileRows = 4;
+inline constexpr int64_t kColumns = kPanelColumns, kTileRows = 4, kPanelsOfTile = 4;
 
 using dense::activation_bytes;
 using dense::gather;

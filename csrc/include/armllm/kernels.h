@@ -316,7 +316,8 @@ struct MatmulKernel {
   int64_t decoded, decoded_rows;
   // Of panel_matmul: how many in_features of a column stand side by side, 1, 2 or 4.
   int64_t features_together = 1;
-  int64_t panels_of_row = 1;  // that a single row meets at a time, at most
+  int64_t panels_of_row = 1;   // that a single row meets at a time, at most
+  int64_t panels_of_tile = 1;  // that a tile of several rows does
 
   int64_t decoded_bytes(const WeightShape& s, int64_t rows) const {
     if (s.values != Values::integers) {
