@@ -10,7 +10,8 @@
 namespace panels {
 
 inline constexpr int64_t kColumns = kPanelColumns;
-inline constexpr int kVectors = kColumns / kLanes, kTileRows = kLanes == 1 ? 1 : kLanes == 4 ? 4 : kLanes == 8 ? 5 : 6;
+inline constexpr int kVectors = kColumns / kLanes;
+inline constexpr int kTileRows = kLanes == 1 ? 1 : kLanes == 4 ? 4 : kLanes == 8 ? 5 : 6;
 // Sums in registers: enough to hide the latency of an addition, and that leave room for weights and rows.
 inline constexpr int kSums = kLanes == 8 ? 10 : kLanes == 4 ? 16 : 24;
 inline constexpr int64_t kPanelsOfTile = kSums / (kTileRows * kVectors);
