@@ -17,6 +17,7 @@ from elftools.elf.sections import SymbolTableSection
 from armbuild.artifact import archives, elffile
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from elftools.elf.elffile import ELFFile
@@ -77,6 +78,50 @@ def libraries(path: Path) -> frozenset[str]:
                 with contextlib.suppress(*UNREADABLE):
                     found |= set(_needed(elffile.opened(io.BytesIO(archive.read(name)))))
     return frozenset(found)
+
+
+def of_gnu_cxx(path: Path, folders: Iterable[Path]) -> str:
+    """Return which library of ``folders`` with GNU's C++ library a wheel calls in C++; else nothing.
+
+    Code with LLVM's C++ library has other strings, and does not catch the exceptions of GNU's.
+    """
+    places = list(folders)
+    defined: set[str] = set()
+    wanted: dict[str, tuple[set[str], list[str]]] = {}
+    with archives.open_zip(path) as archive:
+        for name in archive.namelist():
+            if name.endswith(".so") or ".so." in name:
+                with contextlib.suppress(*UNREADABLE):
+                    elf = elffile.opened(io.BytesIO(archive.read(name)))
+                    own, others = _cxx_names(elf)
+                    defined |= own
+                    wanted[name] = (others, _needed(elf))
+    for name, (names, needed) in wanted.items():
+        for library in needed if names - defined else ():
+            found = next((folder / library for folder in places if (folder / library).is_file()), None)
+            if found and "libstdc++.so.6" in _needed_by_file(found):
+                return f"{name} calls C++ functions of {library}, which is linked with GNU's C++ library"
+    return ""
+
+
+def _cxx_names(elf: ELFFile) -> tuple[set[str], set[str]]:
+    """Return the functions of C++ that a shared object defines, and those that it needs."""
+    defined, wanted = set[str](), set[str]()
+    table = elf.get_section_by_name(".dynsym")
+    if isinstance(table, SymbolTableSection) and table.num_symbols() <= MAX_SYMBOLS:
+        for symbol in table.iter_symbols():
+            if symbol.name.startswith("_Z"):
+                if symbol["st_shndx"] != "SHN_UNDEF":
+                    defined.add(symbol.name)
+                elif symbol["st_info"]["bind"] == "STB_GLOBAL":
+                    wanted.add(symbol.name)
+    return defined, wanted
+
+
+def _needed_by_file(path: Path) -> list[str]:
+    with contextlib.suppress(*UNREADABLE), path.open("rb") as file:
+        return _needed(elffile.opened(file))
+    return []
 
 
 def _needed(elf: ELFFile) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import shlex
 import sys
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ TARGET_SITE = "ARMBUILD_TARGET_SITE"
 TOOLCHAIN_FILE = """\
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_HOST_SYSTEM_PROCESSOR {machine})  # `uname` answers for the target
 set(CMAKE_C_COMPILER "{bin}/cc")
 set(CMAKE_CXX_COMPILER "{bin}/c++")
 set(CMAKE_ASM_COMPILER "{bin}/cc")
@@ -286,7 +288,13 @@ def _write_settings(folder: Path, environment: CrossEnvironment, include: Path |
     place, system = environment.folder, environment.sysroot
     fortran = (environment.bin / "fortran").exists()
     root = system.folder if system else place / "root"
-    text = TOOLCHAIN_FILE.format(bin=environment.bin, root=root, triplet=environment.triplet, sources=SOURCES)
+    text = TOOLCHAIN_FILE.format(
+        bin=environment.bin,
+        root=root,
+        triplet=environment.triplet,
+        sources=SOURCES,
+        machine=platform.machine(),
+    )
     if fortran:
         text += f'set(CMAKE_Fortran_COMPILER "{environment.bin / "fortran"}")\n'
     else:

@@ -138,6 +138,8 @@ class Rust:
             "RUSTC_WRAPPER": str(own / "rustc-wrapper"),
             "CARGO_BUILD_TARGET": TARGET,
             "CARGO_INCREMENTAL": "0",
+            # cargo's own four tries take 12 s, for each time that it is called, where no registry is reached
+            "CARGO_NET_RETRY": os.environ.get("CARGO_NET_RETRY", "1"),
             "CARGO_HOME": str(home),
             "CARGO_TARGET_DIR": str(build / "cargo"),
             RECORD: str(build / CRATES),

@@ -1,8 +1,9 @@
-"""Answers of the target for a build on this machine: /proc/cpuinfo, `ldconfig -p`, `curl-config`."""
+"""Answers of the target for a build on this machine: /proc/cpuinfo, `uname`, `ldconfig -p`, `curl-config`."""
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -32,6 +33,12 @@ case " $* " in *" /proc/cpuinfo "*)
   done ;;
 esac
 exec {reader} "$@"
+"""
+UNAME = """\
+#!/bin/sh
+# Makefiles choose sources and flags by this name.
+answer=$({uname} "$@") || exit
+printf '%s\\n' "$answer" | sed 's/{machine}/aarch64/g'
 """
 LDCONFIG = """\
 #!/bin/sh
@@ -108,6 +115,8 @@ def write(folder: Path, place: Path, baseline: str | None, system: Sysroot | Non
         reader = shlex.quote(shutil.which(name) or f"/usr/bin/{name}")
         text = READER.format(cpuinfo=shlex.quote(str(described)), reader=reader)
         program(folder / "answers" / name, text)
+    uname = shlex.quote(shutil.which("uname") or "/usr/bin/uname")
+    program(folder / "answers/uname", UNAME.format(uname=uname, machine=platform.machine()))
     found = {
         path.name: path
         for libraries in reversed(system.libraries if system else ())

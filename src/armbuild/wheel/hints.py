@@ -21,14 +21,16 @@ FORTRAN_SENTENCE = (
     "needs Fortran, which zig lacks: `--toolchain gcc` with `apt-get install gfortran-aarch64-linux-gnu`"
 )
 OPENMP_SENTENCE = "needs OpenMP, which zig lacks: `--toolchain gcc` brings it"
+GNU_CXX = "GNU's C++ library"
+GNU_CXX_SENTENCE = f"needs {GNU_CXX}, as Debian's libraries do, which zig lacks: `--toolchain gcc` brings it"
 WITHOUT_OPENMP = re.compile(r"dependency OpenMP(?: for \w+)? found: NO|Could NOT find OpenMP", re.IGNORECASE)
 WITHOUT_OPENMP_SENTENCE = "was built without OpenMP, which zig lacks: `--toolchain gcc` builds it with OpenMP"
 ON_THE_TARGET = f"--lane container can, or {ON_ARM}"
 OUT_OF_REACH = (
     "the build downloads sources that are out of reach: --with {}, where the project takes an installed one"
 )
-FETCHED = re.compile(r"(?<![\w.+-])([\w.+-]+)-subbuild/")
-"""Where CMake's FetchContent downloads, which says what."""
+FETCHED = re.compile(r"(?<![\w.+-])([\w.+-]+)-subbuild/|/fc-tmp/([\w.+-]+)/")
+"""Where CMake's FetchContent downloads, which says what; the second since CMake 3.30 (policy CMP0168)."""
 FETCHES = (
     "CMake fetches {0}, which is out of reach: --source {0}=DIR, and --env VARIABLE={{{0}}} where a variable "
     "of the project's says where it is"
@@ -92,6 +94,11 @@ KNOWN = (
         OPENMP_SENTENCE,
     ),
     (
+        # a type of LLVM's C++ library in a function that is not of that library itself
+        rf"linked with {re.escape(GNU_CXX)}|undefined symbol: (?!(?:\w+ )*std::)[^\n]*std::__1::",
+        GNU_CXX_SENTENCE,
+    ),
+    (
         r"\bstubgen\.py\"|\bpybind11_stubgen\b",
         f"a generator of stubs imports the AArch64 extension into this machine's Python: {ON_THE_TARGET}",
     ),
@@ -153,7 +160,7 @@ def explain(log: str, project: str = "", packages: Sequence[str] = ()) -> str:
     for pattern, sentence in KNOWN:
         if re.search(pattern, log, re.IGNORECASE):
             if sentence == OUT_OF_REACH and (fetched := FETCHED.search(log)):
-                return FETCHES.format(fetched[1])
+                return FETCHES.format(fetched[1] or fetched[2])
             own = package(project) or package(re.sub(r"^(?:python-|py)", "", project.lower()))
             return sentence.format(own or "the library's Debian package") if "{}" in sentence else sentence
     if UNDECLARED.search(log) and packages and not any("/" in item for item in packages):
@@ -162,9 +169,10 @@ def explain(log: str, project: str = "", packages: Sequence[str] = ()) -> str:
 
 
 def wants_gcc(cause: str, log: str) -> str:
-    """Return "Fortran" or "OpenMP" where a build with zig failed for want of it; else nothing."""
+    """Return what a build with zig failed for want of, such as "OpenMP", where GCC has it; else nothing."""
     sentence = explain(cause) or explain(log)
-    return {FORTRAN_SENTENCE: "Fortran", OPENMP_SENTENCE: "OpenMP"}.get(sentence, "")
+    wanted = {FORTRAN_SENTENCE: "Fortran", OPENMP_SENTENCE: "OpenMP", GNU_CXX_SENTENCE: GNU_CXX}
+    return wanted.get(sentence, "")
 
 
 def missing(log: str) -> tuple[str, str] | None:

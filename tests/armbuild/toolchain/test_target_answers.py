@@ -1,6 +1,7 @@
 """What a build hears of the target when it asks this machine: its CPU, its libraries."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,18 @@ def test_other_files_are_read_as_they_are(answers):
     assert run(answers, "grep", "-o", "n", str(answers / "a b")) == "n\n"
     code = "import sys; print(open(sys.argv[1]).read(), open(0).read() == '', end='')"
     assert run(answers, sys.executable, "-c", code, str(answers / "a b")) == "one\n True"
+
+
+def test_uname_names_the_targets_machine_and_for_the_rest_this_one(answers):
+    """Else a Makefile of libdeflate's kind compiles code for x86-64."""
+    machine, system = platform.machine(), platform.system()
+    assert run(answers, "uname", "-m") == "aarch64\n"
+    assert run(answers, "uname", "-sm") == f"{system} aarch64\n"
+    assert run(answers, "uname") == f"{system}\n"
+    plain = subprocess.run(["uname", "-a"], check=True, capture_output=True, text=True).stdout
+    assert run(answers, "uname", "-a") == plain.replace(machine, "aarch64")
+    with pytest.raises(subprocess.CalledProcessError):
+        run(answers, "uname", "--no-such-option")
 
 
 def test_ldconfig_lists_the_sysroots_libraries_and_changes_nothing(answers):

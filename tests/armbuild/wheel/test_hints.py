@@ -17,6 +17,18 @@ from armbuild.wheel import hints
             "CMake Error at my_acl-subbuild/populate/clone.cmake:55: Failed to clone repository: x",
             "fetches my_acl, .* --source my_acl=DIR, and --env VARIABLE={my_acl} where",
         ),
+        (
+            "CMake Error at b/CMakeFiles/fc-tmp/googletest/googletest-gitclone.cmake:55: Failed to clone x",
+            "fetches googletest, .* --source googletest=DIR",
+        ),
+        (
+            "CMake Error at b/foo-prefix/tmp/foo-gitclone.cmake:55: Failed to clone repository: x",
+            "--with the library's Debian package, where",  # ExternalProject takes no other folder
+        ),
+        (
+            "ld.lld: error: undefined symbol: re2::RE2::RE2(std::__1::basic_string_view<char, A>)",
+            "needs GNU's C.. library, .*--toolchain gcc",
+        ),
         ("x.cpp:1:10: fatal error: 'boost/asio.hpp' file not found", "--with libboost-dev"),
         ("x.cc:2:10: fatal error: Eigen/Core: No such file or directory", "--with libeigen3-dev"),
         ("x.cpp:1:10: fatal error: 'qpdf/QPDF.hh' file not found", "--with libqpdf-dev"),
@@ -119,6 +131,7 @@ def test_a_binding_that_downloads_its_library_is_told_the_librarys_package(proje
     "said",
     [
         "src/x.c:3:1: error: use of undeclared identifier 'oops'",
+        "ld.lld: error: undefined symbol: std::__1::basic_ostream<char>::put(std::__1::locale)",
         'Could NOT find Python: Found unsuitable version "3.11.2", but required is at least "3.12"',
         "  Exception: thing requires Python >= 3.12",
         "x requires Python 3.12 or later, see docs/x.rst:12: errors",

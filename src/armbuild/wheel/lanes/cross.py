@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from armbuild.artifact import symbols
 from armbuild.errors import BuildError, UsageError
 from armbuild.host import cache, process
 from armbuild.host.pythons import SUPPORTED
@@ -82,7 +83,8 @@ def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
 def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, watcher: Watcher) -> BuiltWheel:
     """Build with the project's own back end; QEMU is fetched for one whose checks run on the target.
 
-    GCC builds what needs Fortran or OpenMP, which zig does not have, unless --toolchain names zig.
+    GCC builds what needs Fortran, OpenMP or GNU's C++ library, which zig does not have, unless --toolchain
+    names zig.
     """
     if plan.settings.toolchain or plan.toolchain != "zig":
         return _build(plan, python, work, mirror=mirror, watcher=watcher)
@@ -131,7 +133,11 @@ def _build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, wa
         local.forget_other_tools(folder, following)
         return attempt(hooks, following, folder, log)
 
-    return local.build(plan, python, work, mirror=mirror, watcher=watcher, prepare=setup, attempt=attempt)
+    built = local.build(plan, python, work, mirror=mirror, watcher=watcher, prepare=setup, attempt=attempt)
+    if plan.toolchain == "zig" and (cause := symbols.of_gnu_cxx(built.path, built.libraries)):
+        log = work / f"build-{python.version}.log"
+        raise BuildError(f"{built.path.name}: {cause}\n  {hints.GNU_CXX_SENTENCE} (log: {log})")
+    return built
 
 
 def _bring_emulator(text: str, mirror: str | None) -> bool:

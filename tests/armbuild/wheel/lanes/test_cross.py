@@ -91,9 +91,10 @@ def switching(tmp_path, monkeypatch):
             (work / f"build-{python.version}.log").write_text(message)
             if plan.toolchain == "zig" and not message.startswith("Built"):
                 raise BuildError(f"failed: {message}")
-            return plan
+            return SimpleNamespace(path=work / "x.whl", libraries=(), toolchain=plan.toolchain)
 
         monkeypatch.setattr(local, "build", build)
+        monkeypatch.setattr(cross.symbols, "of_gnu_cxx", lambda *_args: message * ("GNU's C++" in message))
         work = Path(tempfile.mkdtemp(dir=tmp_path))
         watcher = SimpleNamespace(note=notes.append)
         return cross.build(plan, plan.pythons[0], work, mirror=None, watcher=watcher)
@@ -109,6 +110,8 @@ def switching(tmp_path, monkeypatch):
         ('meson.build:5:0: ERROR: Dependency "OpenMP" not found', "OpenMP"),
         ("error: unable to find dynamic system library 'gomp' using strategy", "OpenMP"),
         ("meson.build:88:0: ERROR: 'fortran' compiler binary not defined", "Fortran"),
+        ("undefined symbol: typeinfo for re2::A<std::__1::string>", "GNU's C++ library"),
+        ("Built, but x.so calls libre2.so.9, which is linked with GNU's C++ library", "GNU's C++ library"),
     ],
 )
 def test_what_zig_lacks_gcc_builds_with_one_line_that_says_so(switching, message, what):
