@@ -53,6 +53,12 @@ def test_a_failure_is_noted_with_its_reason_and_a_wheel_with_its_options():
             ["--with=libgmp-dev,libmpfr-dev,libmpc-dev/bookworm"],
             id="a newer Debian's library",
         ),
+        pytest.param(
+            "google-re2==1.0",
+            "re2",
+            ["--with=libre2-dev/bookworm,pybind11-dev/bookworm"],
+            id="a library of Debian's in C++, for which GCC takes over",
+        ),
         pytest.param("levenshtein", "Levenshtein", [], id="scikit-build-core with Cython"),
         pytest.param("optree", "optree", [], id="setuptools that calls CMake, pybind11"),
         pytest.param("orjson==3.13.0", "orjson", [], id="maturin, with its crates inside"),

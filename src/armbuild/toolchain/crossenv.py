@@ -120,6 +120,27 @@ test -n "$host_alias" || {{ host_alias={triplet} host={triplet}; }}
 cross_compiling=yes
 """
 
+MESON = """\
+#!/bin/sh
+# A setup.py that calls meson does not know the target. meson-python names the cross file by itself.
+IFS=:
+for folder in $PATH; do
+  test "$folder" = {answers} || test ! -x "$folder/meson" || break
+done
+unset IFS
+test -x "$folder/meson" || {{ echo "meson: not found" >&2; exit 127; }}
+case " $* " in
+*" --cross-file"*) ;;
+" setup "*)
+  shift
+  file={cross}
+  test -x {emulator} && file={run}
+  set -- setup --cross-file="$file" "$@"
+  unset {tools}
+  export PYTHONPATH={sysconfig} ;;
+esac
+exec "$folder/meson" "$@"
+"""
 LOADER = "lib/ld-linux-aarch64.so.1"
 RUN_TARGET = """\
 #!/bin/sh
@@ -158,7 +179,7 @@ class CrossEnvironment:
     @property
     def cross_file(self) -> Path:
         """Return meson's cross file: meson insists on running programs when it is told how."""
-        return self.folder / ("meson-run.ini" if emulator().exists() else "meson-cross.ini")
+        return self.folder / CROSS_FILES[emulator().exists()]
 
     def environment(self, *, meson: bool) -> dict[str, str]:
         """Return what the back end's hooks must see, and only they; meson takes the cross file instead."""
@@ -188,6 +209,8 @@ class CrossEnvironment:
         )
 
 
+CROSS_FILES = ("meson-cross.ini", "meson-run.ini")
+"""Without and with the program that runs what was built."""
 TOOLS = {"CC": "cc", "CXX": "c++", "AR": "ar", "RANLIB": "ranlib", "STRIP": "strip", "FC": "fortran"}
 
 
@@ -239,6 +262,15 @@ def make(
         opening = target_answers.write(folder, place, baseline, system, tools / "bin/run-target")
         (folder / "site/sitecustomize.py").write_text(SITECUSTOMIZE + opening)
         _write_settings(folder, environment, headers[0] if headers else python.include)
+        paths = {
+            "answers": place / "answers",
+            "cross": place / CROSS_FILES[0],
+            "run": place / CROSS_FILES[1],
+            "emulator": emulator(),
+            "sysconfig": place / "sysconfig",
+        }
+        quoted = {name: shlex.quote(str(path)) for name, path in paths.items()}
+        program(folder / "answers/meson", MESON.format(**quoted, tools=" ".join(TOOLS)))
 
     environment = CrossEnvironment(
         folder=place,
@@ -304,7 +336,7 @@ def _write_settings(folder: Path, environment: CrossEnvironment, include: Path |
     (folder / "config.site").write_text(CONFIG_SITE.format(triplet=environment.triplet))
     pkg_config = os.pathsep.join(map(str, system.pkg_config)) if system else str(place / "pkgconfig")
     wrapper = f"exe_wrapper = '{environment.bin / 'run-target'}'"
-    for name, line in (("meson-cross.ini", ""), ("meson-run.ini", wrapper)):
+    for name, line in zip(CROSS_FILES, ("", wrapper), strict=True):
         more = f"fortran = '{environment.bin / 'fortran'}'\n{line}" if fortran else line
         text = CROSS_FILE.format(bin=environment.bin, pkgconfig=pkg_config, wrapper=more)
         text += f"sys_root = '{system.folder}'\n" if system else ""

@@ -63,6 +63,28 @@ def test_cmake_finds_python_by_its_interpreter_alone(tmp_path):
     assert f"crossing: TRUE, headers: {include}" in done.stderr
 
 
+def test_cmake_knows_this_machine_though_uname_answers_for_the_target(tmp_path):
+    """Else a project would take its tools of the build, such as protoc, for AArch64."""
+    places = dict.fromkeys(("bin", "root", "triplet"), tmp_path)
+    (tmp_path / "toolchain.cmake").write_text(
+        crossenv.TOOLCHAIN_FILE.format(**places, sources="", machine="of-this-machine")
+    )
+    compilers.program(tmp_path / "uname", "#!/bin/sh\necho aarch64\n")
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.26)\nproject(x NONE)\n"
+        'message("${CMAKE_HOST_SYSTEM_PROCESSOR} for ${CMAKE_SYSTEM_PROCESSOR}")\n'
+    )
+    toolchain = f"-DCMAKE_TOOLCHAIN_FILE={tmp_path / 'toolchain.cmake'}"
+    done = subprocess.run(
+        [sys.executable, "-m", "cmake", "-G", "Ninja", toolchain, "-S", tmp_path, "-B", tmp_path / "build"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "of-this-machine for aarch64" in done.stderr
+
+
 def test_this_machines_fortran_is_not_taken_for_the_targets(tmp_path):
     (tmp_path / "toolchain.cmake").write_text(crossenv.NO_FORTRAN)
     (tmp_path / "gfortran").write_text("#!/bin/sh\nexit 0\n")
@@ -95,6 +117,36 @@ def test_an_autoconf_script_is_told_the_target_but_keeps_what_its_caller_names(t
     assert configured() == ["aarch64-linux-gnu", "aarch64-linux-gnu", "yes"]
     other = {"host_alias": "aarch64-linux-musl", "host": "aarch64-linux-musl", "cross_compiling": "maybe"}
     assert configured(**other) == ["aarch64-linux-musl", "aarch64-linux-musl", "yes"]
+
+
+def test_a_setup_py_that_calls_meson_gets_the_cross_file(tmp_path):
+    """meson takes CC and the machine of its own Python for this machine's, and fails to run what it built."""
+    names = ("answers", "cross", "run", "emulator", "sysconfig")
+    places = {name: tmp_path / f"the {name}" for name in names}
+    quoted = {name: f"'{place}'" for name, place in places.items()}
+    places["answers"].mkdir()
+    text = crossenv.MESON.format(**quoted, tools="CC CXX")
+    compilers.program(places["answers"] / "meson", text)
+    (tmp_path / "bin").mkdir()
+    path = f"{places['answers']}:{tmp_path / 'nowhere'}:{tmp_path / 'bin'}:/usr/bin:/bin"
+
+    def called(*arguments):
+        return subprocess.run(
+            ["meson", *arguments],
+            env={"PATH": path, "CC": "cc", "PYTHONPATH": "site"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert called("setup", "b").stderr == "meson: not found\n"
+    compilers.program(tmp_path / "bin/meson", '#!/bin/sh\necho "$PYTHONPATH, CC=${CC:-}, $*"\n')
+    told = f"{places['sysconfig']}, CC=, setup --cross-file={{}} b -Dx=a b\n"
+    assert called("setup", "b", "-Dx=a b").stdout == told.format(places["cross"])
+    compilers.program(places["emulator"], "")
+    assert called("setup", "b", "-Dx=a b").stdout == told.format(places["run"])
+    for own in (("setup", "b", "--cross-file=x.ini"), ("compile", "-C", "b")):
+        assert called(*own).stdout == f"site, CC=cc, {' '.join(own)}\n"
 
 
 def test_make_check_starts_its_programs_on_the_target(tmp_path):
