@@ -262,15 +262,6 @@ def make(
         opening = target_answers.write(folder, place, baseline, system, tools / "bin/run-target")
         (folder / "site/sitecustomize.py").write_text(SITECUSTOMIZE + opening)
         _write_settings(folder, environment, headers[0] if headers else python.include)
-        paths = {
-            "answers": place / "answers",
-            "cross": place / CROSS_FILES[0],
-            "run": place / CROSS_FILES[1],
-            "emulator": emulator(),
-            "sysconfig": place / "sysconfig",
-        }
-        quoted = {name: shlex.quote(str(path)) for name, path in paths.items()}
-        program(folder / "answers/meson", MESON.format(**quoted, tools=" ".join(TOOLS)))
 
     environment = CrossEnvironment(
         folder=place,
@@ -313,7 +304,7 @@ def _tools(compiler: Compiler, inputs: TargetInputs) -> Path:
 
 
 def _write_settings(folder: Path, environment: CrossEnvironment, include: Path | None) -> None:
-    """Write CMake's toolchain file and meson's cross files into ``folder``, the environment's to be.
+    """Write CMake's toolchain file, meson and its cross files into ``folder``, the environment's to be.
 
     ``include`` has Python.h.
     """
@@ -341,6 +332,15 @@ def _write_settings(folder: Path, environment: CrossEnvironment, include: Path |
         text = CROSS_FILE.format(bin=environment.bin, pkgconfig=pkg_config, wrapper=more)
         text += f"sys_root = '{system.folder}'\n" if system else ""
         (folder / name).write_text(text)
+    _write_meson(folder, place)
+
+
+def _write_meson(folder: Path, place: Path) -> None:
+    """Write the program meson into ``folder``, which moves to ``place``."""
+    names = {"answers": "answers", "cross": CROSS_FILES[0], "run": CROSS_FILES[1], "sysconfig": "sysconfig"}
+    paths = {key: place / name for key, name in names.items()} | {"emulator": emulator()}
+    quoted = {key: shlex.quote(str(path)) for key, path in paths.items()}
+    program(folder / "answers/meson", MESON.format(**quoted, tools=" ".join(TOOLS)))
 
 
 def emulator() -> Path:
