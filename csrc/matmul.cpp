@@ -116,8 +116,8 @@ int64_t packed_bytes(const KernelTable& table, int bits, const WeightShape& shap
   return packed_bytes(*matmul_kernel(table, bits, Storage::f32).layout, bits, shape);
 }
 
-void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args) {
-  pack_weight(*matmul_kernel(table, bits, Storage::f32).layout, bits, args);
+bool pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args) {
+  return pack_weight(*matmul_kernel(table, bits, Storage::f32).layout, bits, args);
 }
 
 void matmul(const KernelTable& table, WeightForm form, Storage storage, const MatmulArgs& request,

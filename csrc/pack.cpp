@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -104,17 +105,22 @@ void pack_scale(Storage type, float scale, uint8_t* to) {
 }
 
 // The numbers that a panel's integers have in their table: of each 64 the first half is the low halves of
-// bytes.
-void pack_numbers(Values values, const std::vector<uint8_t>& panel, uint8_t* to) {
-  uint8_t numbers[256] = {};
+// bytes. False if one is not in the table.
+bool pack_numbers(Values values, const std::vector<uint8_t>& panel, uint8_t* to) {
+  constexpr uint8_t kNone = kTableSize;
+  uint8_t numbers[256], all = 0;
+  memset(numbers, kNone, sizeof numbers);
   for (int i = kTableSize - 1; i >= 0; --i) {
     numbers[static_cast<uint8_t>(kTables[static_cast<int>(values)][i])] = static_cast<uint8_t>(i);
   }
   for (size_t k = 0; k < panel.size(); k += 64) {
     for (size_t i = k; i < k + 32; ++i) {
-      *to++ = static_cast<uint8_t>(numbers[panel[i]] | numbers[panel[i + 32]] << 4);
+      const uint8_t low = numbers[panel[i]], high = numbers[panel[i + 32]];
+      all |= static_cast<uint8_t>(low | high);
+      *to++ = static_cast<uint8_t>(low | high << 4);
     }
   }
+  return (all & kNone) == 0;
 }
 
 template <int bits, int columns, int run, int nibbles, int pairs>
@@ -132,15 +138,16 @@ void pack_integers(const PackWeightArgs& a, int64_t first, int64_t padded, uint8
 }
 
 template <int bits, int columns, int run, int nibbles, int pairs>
-void pack_panel(const PackWeightArgs& a, int64_t panel, uint8_t* to) {
+bool pack_panel(const PackWeightArgs& a, int64_t panel, uint8_t* to) {
   const WeightShape& s = a.shape;
+  bool known = true;
   const int64_t first = panel * columns, groups = weight_groups(s), padded = padded_features(s);
   if (bits == 4 || s.values == Values::integers) {
     pack_integers<bits, columns, run, nibbles, pairs>(a, first, padded, to);
   } else {
     std::vector<uint8_t> integers(static_cast<size_t>(padded * columns));
     pack_integers<bits, columns, run, nibbles, pairs>(a, first, padded, integers.data());
-    pack_numbers(s.values, integers, to);
+    known = pack_numbers(s.values, integers, to);
   }
   uint8_t* const scales = to + padded * columns * stored_bits(s, bits) / 8;
   const int64_t size = scale_bytes(s);
@@ -153,9 +160,10 @@ void pack_panel(const PackWeightArgs& a, int64_t panel, uint8_t* to) {
       if (s.zero_points) offsets[g * columns + n] = there ? a.offsets[at] : 0;
     }
   }
+  return known;
 }
 
-using PackPanel = void(const PackWeightArgs&, int64_t panel, uint8_t* to);
+using PackPanel = bool(const PackWeightArgs&, int64_t panel, uint8_t* to);
 
 template <const WeightLayout& layout>
 PackPanel* packer_of(int bits) {
@@ -273,18 +281,20 @@ int64_t packed_bytes(const WeightLayout& layout, int bits, const WeightShape& sh
   return ceil_div(shape.out_features, layout.columns_of(bits)) * panel_bytes(layout, bits, shape);
 }
 
-void pack_weight(const WeightLayout& layout, int bits, const PackWeightArgs& args) {
+bool pack_weight(const WeightLayout& layout, int bits, const PackWeightArgs& args) {
   check_weight(bits, args.shape);
   constexpr int64_t kElements = 65536;
+  std::atomic<bool> known = true;
   PackPanel* pack = packer(layout, bits);
   const int64_t size = panel_bytes(layout, bits, args.shape);
   const int64_t columns = layout.columns_of(bits);
   const int64_t panels = ceil_div(args.shape.out_features, columns);
   parallel_ranges(panels, columns * args.shape.in_features, kElements, [&](int64_t begin, int64_t end, int) {
     for (int64_t panel = begin; panel < end; ++panel) {
-      pack(args, panel, static_cast<uint8_t*>(args.packed) + panel * size);
+      if (!pack(args, panel, static_cast<uint8_t*>(args.packed) + panel * size)) known = false;
     }
   });
+  return known;
 }
 
 }  // namespace armllm

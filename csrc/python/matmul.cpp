@@ -252,9 +252,6 @@ PyObject* py_check_quantized(PyObject* const* a) {
   if (weight_bits == 4 && zeros.data != nullptr) check_range("zeros", zeros, out_features, groups, -8, 8);
   if (offsets.data != nullptr) check_finite("offsets", offsets, out_features, groups);
   shape.values = values_of("values", text("values", a[5]));
-  if (shape.values != Values::integers) {
-    check_table(q, out_features, in_features, shape.values, text("values", a[5]));
-  }
   const WeightLayout& layout = layout_of(text("target", a[6]));
   shape.scales = narrowest(scales, out_features, groups);
   const std::string scale_dtype(kStorageTypes[static_cast<int>(shape.scales)].name);
@@ -280,7 +277,11 @@ void py_pack_weight(PyObject* const* a) {
   const Tensor packed = TensorMatcher({bytes}).of(kUint8).aligned().match("packed", a[0]);
   const PackWeightArgs args{packed.data,         q.of<int8_t>(), scales.of<float>(),
                             offsets.of<float>(), shape,          q.stride[0]};
-  run_op([=, &layout] { pack_weight(layout, weight_bits, args); });
+  const bool known = [&] {
+    const WithoutGil released;
+    return pack_weight(layout, weight_bits, args);
+  }();
+  if (!known) check_table(q, out_features, in_features, shape.values, text("values", a[5]));
 }
 
 // (name of the layout that the product wants, name of the target that has it, rows of the weight in a panel)

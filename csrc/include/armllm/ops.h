@@ -96,8 +96,9 @@ void touch_pages(void* memory, int64_t bytes);
 const WeightLayout& layout_of_target(const std::string& target);
 int64_t packed_bytes(const WeightLayout& layout, int bits, const WeightShape& shape);
 int64_t packed_bytes(const KernelTable& table, int bits, const WeightShape& shape);
-void pack_weight(const WeightLayout& layout, int bits, const PackWeightArgs& args);
-void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args);
+// False if an integer may be none of shape.values: zeros that fill up a panel count, too.
+bool pack_weight(const WeightLayout& layout, int bits, const PackWeightArgs& args);
+bool pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args);
 // Rows of a weight into their places in panels, as panel_matmul of `to` reads them. in_features are filled up
 // with zeros to a multiple of 4; what belongs to other rows stays as it is.
 struct PackPanelsArgs {

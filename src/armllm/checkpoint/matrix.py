@@ -85,9 +85,10 @@ class IntegerWeight:
 class Fp8Matrix:
     """w[n, k] = values[n, k] * scales[n, k // group_size]; group_size 0: a row has one scale.
 
-    values float8_e4m3fn ``[N, K]`` without NaN; scales fp32 ``[N, G]``.
+    values float8_e4m3fn ``[N, K]``; scales fp32 ``[N, G]``. where: file and tensor, for errors.
     """
 
+    where: str
     values: Tensor
     scales: Tensor
     group_size: int
@@ -96,6 +97,11 @@ class Fp8Matrix:
         """The rows that ``take`` takes of a tensor of all."""
         values = take(self.values.view(torch.uint8)).view(self.values.dtype)
         return dataclasses.replace(self, values=values, scales=take(self.scales))
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether a value is a NaN."""
+        return bool((self.values.view(torch.uint8) & 127).eq(127).any())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

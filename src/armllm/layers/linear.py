@@ -21,6 +21,7 @@ from torch import Tensor
 import armisa
 from armllm import kernels
 from armllm.checkpoint.matrix import PackedMatrix
+from armllm.errors import CheckpointError
 from armllm.layers.asymmetric import AsymmetricLinear
 from armllm.layers.lora import current_slots
 from armllm.layers.ranks import Cut, current_ranks
@@ -377,7 +378,13 @@ def _fp8(parts: Sequence[Fp8Matrix], dtype: torch.dtype) -> kernels.Fp8Weight:
     if len(parts) > 1:
         values = torch.cat([part.values.view(torch.uint8) for part in parts]).view(values.dtype)
         scales = torch.cat([part.scales for part in parts])
-    return kernels.pack_fp8(values, scales, group_size=parts[0].group_size, dtype=dtype)
+    try:
+        return kernels.pack_fp8(values, scales, group_size=parts[0].group_size, dtype=dtype)
+    except ValueError:
+        for part in parts:
+            if part.has_nan:
+                raise CheckpointError(f"{part.where} has values that are NaN") from None
+        raise
 
 
 def _panels(

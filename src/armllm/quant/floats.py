@@ -220,19 +220,17 @@ class DecodedTensors:
         return 0 if counts[1] >= matrix.shape[1] else counts[1]
 
     def read_fp8(self, name: str) -> Fp8Matrix:
-        """A matrix with a scale for each row, or each row and group; CheckpointError for NaN."""
+        """A matrix with a scale for each row, or each row and group; CheckpointError for a scale of NaN."""
         matrix = self._matrices[name]
         values, scale = self.checkpoint.read(matrix.values), self._scale(matrix)
         rows, inputs = self._counts(matrix, scale)
-        if (values.view(torch.uint8) & 127).eq(127).any():
-            where = f"{self.where_stored(matrix.values)}: tensor {matrix.values}"
-            raise CheckpointError(f"{where} has values that are NaN")
         if (scale.abs() > FP8_LARGEST_SCALE).any():
             where = f"{self.where_stored(matrix.scale)}: tensor {matrix.scale}"
             raise CheckpointError(
                 f"{where} has scales beyond {FP8_LARGEST_SCALE:g}: add --quantization int8, which reads them"
             )
         return Fp8Matrix(
+            where=f"{self.where_stored(matrix.values)}: tensor {matrix.values}",
             values=values,
             scales=_per_row(scale, matrix.shape, rows).contiguous(),
             group_size=0 if inputs >= matrix.shape[1] else inputs,
