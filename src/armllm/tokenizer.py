@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # `encode` keeps the interpreter's lock, which would halt everything else for as long as a long text takes;
 # `encode_batch_fast` lets go of it.
 LONG_TEXT = 2000
+SENTENCE_SETTINGS = "sentence_bert_config.json"
 
 
 class Tokenizer:
@@ -36,6 +37,10 @@ class Tokenizer:
             self._tokenizer, self.settings = read_gguf_tokenizer(folder)
         else:
             self._tokenizer, self.settings = _read_folder(folder)
+            if _lowers(folder):
+                before = self._tokenizer.normalizer
+                lower = [tokenizers.normalizers.Lowercase(), *([] if before is None else [before])]
+                self._tokenizer.normalizer = tokenizers.normalizers.Sequence(lower)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         vocabulary = check_tokenizer(self._tokenizer, folder)
@@ -137,6 +142,12 @@ class Tokenizer:
         token = self.settings.get(name)
         text = token.get("content") if isinstance(token, dict) else token
         return text if isinstance(text, str) else None
+
+
+def _lowers(folder: Path) -> bool:
+    """Whether sentence-transformers makes a text lower case before the tokenizer sees it."""
+    path = folder / SENTENCE_SETTINGS
+    return path.is_file() and bool(read_object(path).get("do_lower_case"))
 
 
 def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:

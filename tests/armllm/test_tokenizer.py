@@ -77,3 +77,16 @@ def test_long_texts_have_the_same_ids_as_their_tokenizer_gives(tokenizer_folder)
     assert ours.longest_token == max(len(token) for token in ours._tokenizer.get_vocab())
     with pytest.raises(RequestError, match="can't be tokenized"):
         ours.encode("\ud800" * (LONG_TEXT + 1))
+
+
+def test_sentence_transformers_makes_a_text_lower_case_first(tokenizer_folder, tmp_path):
+    """As BGE's files ask for; what the tokenizer itself normalizes comes behind."""
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": False}))
+    as_written = Tokenizer(folder)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    assert Tokenizer(folder).encode("The FOX") == as_written.encode("the fox") != as_written.encode("The FOX")
+    tokenizer_json = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer_json["normalizer"] = {"type": "Prepend", "prepend": "X"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json))
+    assert Tokenizer(folder).encode("The FOX") == as_written.encode("Xthe fox")

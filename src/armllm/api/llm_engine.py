@@ -366,8 +366,8 @@ class LLMEngine(WithReasons):
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """The tasks that requests may name, in vLLM's terms."""
-        generates = not self.processor.is_encoder and self.processor.pooling.classes is None
-        return (*(("generate",) if generates else ()), *self.processor.pooling.tasks)
+        generates = ("generate",) if self.processor.generates else ()
+        return (*generates, *self.processor.pooling.tasks)
 
     def do_log_stats(self) -> None:
         """Log the number of requests and the use of the cache."""

@@ -75,6 +75,7 @@ class ModelConfig:
     has other rotary frequencies from its first token on, so that its cached keys are no longer right; None
     for most models. quantization: how the checkpoint stores its matrices; None: in floating point.
     is_encoder: each token sees those after it, too: sequences are computed whole and nothing is cached.
+    generates: whether it says which token comes next.
     default_model_len: a shorter length that the checkpoint asks for. classes: of a classification head.
     is_recurrent: some layers keep a state per sequence. pictures: of a model that takes them.
     equal_heads: all layers have as many.
@@ -95,6 +96,7 @@ class ModelConfig:
     rope_switch_length: int | None = None
     quantization: WeightFormat | None = None
     is_encoder: bool = False
+    generates: bool = True
     default_model_len: int | None = None
     classes: Classes | None = None
     is_recurrent: bool = False

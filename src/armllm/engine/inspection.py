@@ -41,9 +41,9 @@ def inspect_checkpoint(model: str) -> dict[str, Any]:
     }
     if config.classes is not None:
         facts["classes"] = len(config.classes.labels)
-    elif config.is_encoder or (folder / MODULES).is_file():
+    elif config.is_encoder or not config.generates or (folder / MODULES).is_file():
         modes, projections = read_modules(folder, config.hidden_size)
-        facts["pooling"] = ", ".join(modes) or "mean"
+        facts["pooling"] = ", ".join(modes) or ("mean" if config.is_encoder else "last")
         facts["embedding_size"] = embedding_size(config, modes, projections)
     if config.is_encoder:
         return facts

@@ -71,6 +71,7 @@ class Processor:
         self.max_model_len = max_model_len
         self.pooling = pooling
         self.is_encoder = model_config.is_encoder
+        self.generates = model_config.generates and not self.is_encoder and pooling.classes is None
         self.end_token_ids = end_token_ids
         self.priorities = config.scheduling_policy == "priority"
         self.max_logprobs = config.max_logprobs
@@ -100,7 +101,7 @@ class Processor:
         lora_request: LoRARequest | None = None,
     ) -> Request:
         """A request with its ``n`` sequences; raises RequestError for what is not supported."""
-        if self.is_encoder or self.pooling.classes is not None:
+        if not self.generates:
             raise RequestError("this model generates no text: it is for embeddings, classes or scores")
         self._check_priority(priority)
         token_ids, pictures = self._tokenize_with_pictures(prompt)

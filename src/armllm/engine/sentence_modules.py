@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import linear, normalize
 
 from armllm.checkpoint.config import MAX_WIDTH, ConfigReader
 from armllm.checkpoint.json_file import read_document, read_object
@@ -36,7 +37,7 @@ MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "last",
 }
-# the newer file names them so, under one key
+# the newer file names them so, under one key, in an order of its own
 NAMES = {
     "cls": "cls",
     "max": "max",
@@ -57,11 +58,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Projection:
-    """activation(x W^T + b) in fp32; ``weight[out_features, in_features]``."""
+    """activation(x W^T + b) in fp32; ``weight[out_features, in_features]``.
+
+    added: what is made of x and added to that. normalized: x is brought to length 1 before.
+    """
 
     weight: Tensor
     bias: Tensor | None
     activation: Callable[[Tensor], Tensor]
+    added: Callable[[Tensor], Tensor] | None = None
+    normalized: bool = False
 
     @property
     def out_features(self) -> int:
@@ -69,23 +75,32 @@ class Projection:
         return self.weight.shape[0]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.activation(linear(x, self.weight, self.bias))
+        if self.normalized:
+            x = normalize(x, dim=-1)
+        projected = self.activation(linear(x, self.weight, self.bias))
+        return projected if self.added is None else projected + self.added(x)
 
 
 def read_modules(folder: Path, hidden_size: int) -> tuple[tuple[str, ...], tuple[Projection, ...]]:
     """How to pool, empty if nothing says so, and what follows; CheckpointError names what is not known."""
     modes: tuple[str, ...] = ()
     projections: list[Projection] = []
+    normalized = False  # at the end they are anyway, unless a request says otherwise
     if folder.is_file():
         return modes, ()
     for kind, path in _listed(folder):
-        if kind in ("Transformer", "Normalize"):  # vectors are normalized unless a request says otherwise
+        if kind in ("Transformer", "Dropout"):  # which only training does
             continue
         if kind == "Pooling":
             modes = read_modes(path / "config.json")
+        elif kind == "Normalize":
+            refuse_other_vectors(ConfigReader(_settings(path), path / "config.json"))
+            normalized = True
         elif kind == "Dense":
             width = projections[-1].out_features if projections else len(modes) * hidden_size
-            projections.append(read_projection(path, width))
+            found = read_projection(path, width)
+            projections.append(dataclasses.replace(found, normalized=normalized))
+            normalized = False
         else:
             raise CheckpointError(
                 f"{folder / MODULES}: module {kind!r:.80} is not supported, only Transformer, Pooling, Dense"
@@ -121,7 +136,7 @@ def _listed(folder: Path) -> list[tuple[str, Path]]:
 
 def read_modes(path: Path) -> tuple[str, ...]:
     """The ways to pool of a pooling module's config.json."""
-    values = read_object(path) if path.is_file() else {}
+    values = _settings(path.parent)
     if "pooling_mode" in values:
         listed = values["pooling_mode"]
         names = listed if isinstance(listed, list) else [listed]
@@ -135,7 +150,19 @@ def read_modes(path: Path) -> tuple[str, ...]:
     if not modes or len(modes) != len(active):
         wanted = " and ".join(map(str, active)) or "no pooling"
         raise CheckpointError(f"{path} asks for {wanted:.200}; supported are {supported}")
-    return tuple(mode for mode in MODES.values() if mode in modes)
+    return tuple(modes)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """A module's config.json, which may be missing."""
+    path = folder / "config.json"
+    return read_object(path) if path.is_file() else {}
+
+
+def refuse_other_vectors(reader: ConfigReader) -> None:
+    """A module between others that takes or makes something else than the text's vector."""
+    for name in ("module_input_name", "module_output_name"):
+        reader.only(name, "sentence_embedding")
 
 
 def read_projection(folder: Path, width: int) -> Projection:
@@ -144,6 +171,7 @@ def read_projection(folder: Path, width: int) -> Projection:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; {MODULES} has a module there")
     reader = ConfigReader(read_object(path), path)
+    refuse_other_vectors(reader)
     inside, outside = reader.integer("in_features"), reader.integer("out_features")
     name = str(reader.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if inside != width or outside > MAX_WIDTH:
@@ -152,6 +180,25 @@ def read_projection(folder: Path, width: int) -> Projection:
         raise reader.error(
             f"activation_function {name!r:.80} is not supported, only {', '.join(ACTIVATIONS)}"
         )
+    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (outside, inside)}
+    if reader.boolean("bias", default=True):
+        shapes["linear.bias"] = (outside,)
+    added = ACTIVATIONS["Identity"] if reader.boolean("use_residual", default=False) else None
+    if added is not None and inside != outside:
+        shapes["residual.weight"] = (outside, inside)
+    loaded = _load(folder, shapes)
+    if "residual.weight" in loaded:
+        added = functools.partial(linear, weight=loaded["residual.weight"])
+    return Projection(
+        weight=loaded["linear.weight"],
+        bias=loaded.get("linear.bias"),
+        activation=ACTIVATIONS[name],
+        added=added,
+    )
+
+
+def _load(folder: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The module's tensors, which must have these shapes, in fp32."""
     file = folder / "model.safetensors"
     if not file.is_file():
         raise CheckpointError(
@@ -159,16 +206,11 @@ def read_projection(folder: Path, width: int) -> Projection:
             " sentence-transformers"
         )
     tensors = SafetensorsFile(file)
-    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (outside, inside)}
-    if reader.boolean("bias", default=True):
-        shapes["linear.bias"] = (outside,)
-    loaded: dict[str, Any] = {}
+    loaded = {}
     for tensor, shape in shapes.items():
         if tensor not in tensors.names() or tensors.describe(tensor)[1] != shape:
             raise CheckpointError(f"{file} must hold {tensor} of shape {list(shape)}")
         if (dtype := tensors.describe(tensor)[0]) not in FLOATING:
             raise CheckpointError(f"{file}: {tensor} has dtype {dtype}, not one of {', '.join(FLOATING)}")
         loaded[tensor] = tensors.read(tensor).float().clone()
-    return Projection(
-        weight=loaded["linear.weight"], bias=loaded.get("linear.bias"), activation=ACTIVATIONS[name]
-    )
+    return loaded

@@ -118,8 +118,13 @@ CLASSIFIERS = {
     f"{name}ForSequenceClassification": Family("classifiers", "")
     for name in ("Gemma2", "Gemma3Text", "Llama", "Mistral", "Qwen2", "Qwen3")
 }
+# decoders without a head, for embeddings
+EMBEDDERS = {
+    f"{name}Model": Family("embedders", "")
+    for name in ("Gemma2", "Gemma3Text", "Llama", "Mistral", "Qwen2", "Qwen3")
+}
 BGE_M3 = {"BgeM3EmbeddingModel": Family("bert", "")}  # which calls itself XLMRobertaModel
-ARCHITECTURES = FAMILIES | ENCODERS | CLASSIFIERS | BGE_M3
+ARCHITECTURES = FAMILIES | ENCODERS | CLASSIFIERS | EMBEDDERS | BGE_M3
 
 
 class Model(Protocol):

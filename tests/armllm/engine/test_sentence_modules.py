@@ -49,6 +49,61 @@ def save(folder, dtype):
     save_file(tensors, folder / "2_Dense" / "model.safetensors")
 
 
+def pool(folder, vector):
+    """What the projections make of a pooled vector."""
+    for projection in read(folder)[1]:
+        vector = projection(vector)
+    return vector
+
+
+def change(folder, module, **values):
+    path = folder / module / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_vectors_stand_side_by_side_in_the_order_of_the_file(folder):
+    for listed, modes in (
+        (["lasttoken", "mean"], ("last", "mean")),
+        (["max", "cls", "max"], ("max", "cls", "max")),
+    ):
+        change(folder, "1_Pooling", pooling_mode=listed)
+        change(folder, "2_Dense", in_features=HIDDEN * len(modes))
+        save_file(
+            {"linear.weight": torch.ones(4, HIDDEN * len(modes)), "linear.bias": torch.ones(4)},
+            folder / "2_Dense" / "model.safetensors",
+        )
+        assert read(folder)[0] == modes
+
+
+@pytest.mark.parametrize("outside", [4, HIDDEN])
+def test_dense_adds_what_it_gets_or_a_projection_of_it(folder, outside):
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"linear.weight": (outside, HIDDEN), "linear.bias": (outside,)}
+    if outside != HIDDEN:
+        shapes["residual.weight"] = (outside, HIDDEN)
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    save_file(tensors, folder / "2_Dense" / "model.safetensors")
+    change(folder, "2_Dense", use_residual=True, out_features=outside)
+    x = torch.randn(HIDDEN, generator=generator)
+    added = x if outside == HIDDEN else tensors["residual.weight"] @ x
+    wanted = torch.tanh(tensors["linear.weight"] @ x + tensors["linear.bias"]) + added
+    torch.testing.assert_close(pool(folder, x), wanted)
+
+
+def test_a_vector_gets_length_1_where_the_file_says_so(folder):
+    """Normalize before Dense is not the same as behind it."""
+    (folder / "modules.json").write_text(json.dumps([MODULES[0], MODULES[1], MODULES[3], MODULES[2]]))
+    x = torch.arange(HIDDEN).float()
+    wanted = torch.tanh(torch.ones(4, HIDDEN) @ (x / x.norm()) + 1)
+    torch.testing.assert_close(pool(folder, x), wanted)
+
+
+def test_dropout_is_for_training(folder):
+    dropout = {"type": "sentence_transformers.models.Dropout", "path": "4_Dropout"}
+    (folder / "modules.json").write_text(json.dumps([*MODULES[:2], dropout, MODULES[2]]))
+    assert len(read(folder)[1]) == 1
+
+
 def refused(folder, message):
     began = time.process_time()
     with pytest.raises(CheckpointError, match=message) as caught:
@@ -100,6 +155,9 @@ def test_modules_that_are_none(folder, text, message):
         ("2_Dense", {"out_features": float("nan")}, "must be a positive integer"),
         ("2_Dense", {"activation_function": "os.system"}, "activation_function 'system' is not supported"),
         ("2_Dense", {"bias": "x"}, "bias must be true or false"),
+        ("2_Dense", {"module_input_name": "token_embeddings"}, "module_input_name 'token_embeddings' is not"),
+        ("2_Dense", {"module_output_name": "x"}, "module_output_name 'x' is not supported"),
+        ("2_Dense", {"use_residual": True}, r"must hold residual.weight of shape \[4, 8\]"),
     ],
 )
 def test_settings_that_no_module_has(folder, name, values, message):

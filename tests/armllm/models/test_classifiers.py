@@ -1,4 +1,4 @@
-"""Decoders with classes give the scores of transformers."""
+"""Decoders with classes give the scores of transformers, those without a head its states."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tests.armllm.models.reference import random_prompts, randomize
 
 from armllm import LLM, PoolingParams, SamplingParams
 from armllm.checkpoint.config import ConfigReader
+from armllm.engine.inspection import inspect_checkpoint
 from armllm.errors import CheckpointError, RequestError
-from armllm.models import CLASSIFIERS
+from armllm.models import CLASSIFIERS, EMBEDDERS
 
 
 def classifier(folder, architecture, num_labels, seed=3):
@@ -44,6 +45,31 @@ def test_scores_are_those_of_transformers(tmp_path, architecture, num_labels):
         with torch.inference_mode():
             expected = model(torch.tensor([prompt])).logits[0]
         torch.testing.assert_close(torch.as_tensor(output.outputs.data), expected, rtol=0, atol=1e-4)
+    with pytest.raises(RequestError, match="generates no text"):
+        llm.generate(prompts[0], SamplingParams(), use_tqdm=False)
+
+
+@pytest.mark.parametrize("architecture", EMBEDDERS)
+def test_decoders_without_a_head_make_embeddings_only(tmp_path, architecture):
+    """As sentence-transformers saves them, and E5-Mistral."""
+    stem = architecture.removesuffix("Model").removesuffix("Text")
+    config = random_config(f"{stem}ForCausalLM", 3) | {"tie_word_embeddings": False, "pad_token_id": 0}
+    settings = transformers.AutoConfig.for_model(**config)
+    torch.manual_seed(3)
+    model = transformers.AutoModel.from_config(settings).eval()
+    randomize(model, config["model_type"])
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [architecture]
+    llm = LLM(tmp_path, dtype="float32", skip_tokenizer_init=True, max_num_batched_tokens=20)
+    prompts = random_prompts((1, 12, 37), 3)
+    for prompt, output in zip(
+        prompts, llm.embed(prompts, PoolingParams(normalize=False), use_tqdm=False), strict=True
+    ):
+        with torch.inference_mode():
+            expected = model(torch.tensor([prompt])).last_hidden_state[0, -1]
+        torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, rtol=0, atol=1e-4)
+    assert "generate" not in llm.llm_engine.get_supported_tasks()
+    assert inspect_checkpoint(str(tmp_path))["pooling"] == "last"
     with pytest.raises(RequestError, match="generates no text"):
         llm.generate(prompts[0], SamplingParams(), use_tqdm=False)
 
