@@ -20,6 +20,7 @@ from armllm.kernels.recurrence import SequenceStates, state_size  # noqa: F401 -
 from armllm.kernels.reference_lora import add_lora  # noqa: F401 - part of the same interface
 from armllm.kernels.reference_matmul import (  # noqa: F401 - part of the same interface
     PackedWeight,
+    check_packed,
     matmul_w4a8,
     matmul_w8a8,
     pack_weight,

@@ -44,6 +44,12 @@ class PackedWeight:
         return (self.scales[..., None] * grouped + offsets).view(self.q.shape)
 
 
+def check_packed(weight: PackedWeight) -> None:
+    """Raise ValueError where scales are not those of the rows; nothing else can be wrong without a layout."""
+    if len(weight.scales) != len(weight.q):
+        raise ValueError(f"weight has scales of {len(weight.scales)} rows, not of {len(weight.q)}")
+
+
 def pack_weight(
     q: Tensor,
     scales: Tensor,
