@@ -91,7 +91,7 @@ def attention(dtype: torch.dtype, queries: int, length: int) -> Iterator[Pair]:
 
 
 def product(dtype: torch.dtype, tokens: int) -> Iterator[Pair]:
-    """Yield the product with a matrix that no cache holds."""
+    """Yield products with a matrix that no cache holds, in the order of a checkpoint and in panels."""
     x, weight = torch.randn(tokens, HIDDEN).to(dtype), torch.randn(FEED_FORWARD, HIDDEN).to(dtype)
     out = torch.empty(tokens, FEED_FORWARD, dtype=dtype)
     torchs: Callable[[torch.Tensor], object] = functools.partial(functional.linear, weight=weight)
@@ -100,7 +100,9 @@ def product(dtype: torch.dtype, tokens: int) -> Iterator[Pair]:
             RuntimeError, AttributeError
         ):  # a CPU without AVX-512, a torch without oneDNN
             torchs = PackedLinear(weight, None)
+    panels = kernels.pack_panels(weight)
     yield "linear", lambda: kernels.linear(out, x, weight), lambda: torchs(x)
+    yield "linear by panels", lambda: kernels.linear(out, x, panels), lambda: torchs(x)
 
 
 def best_times(
