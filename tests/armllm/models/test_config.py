@@ -55,7 +55,7 @@ def write(folder, **changes):
     ("changes", "words"),
     [
         ({"architectures": ["BloomForCausalLM"]}, "architecture 'BloomForCausalLM' is not supported"),
-        ({"architectures": ["LlamaModel"]}, "'LlamaModel'"),
+        ({"architectures": ["Glm4Model"]}, "'Glm4Model'"),
         ({"architectures": []}, "architectures must be a list"),
         ({"architectures": "LlamaForCausalLM"}, "architectures must be a list"),
         ({"architectures": ..., "model_type": "bloom"}, "'bloom'"),
