@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ import yaml
 from armbuild.image import config, content, root
 from armbuild.image.base import Foundation
 
+# Helm is written in Go, which ends a process that writes to a closed connection; Python ignores the signal
+signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 DOCKER = Path(__file__).parents[2] / "docker"
 CHART = DOCKER / "helm/armllm"
 KUBERAY = DOCKER / "kubernetes/ray/kuberay.yaml"
