@@ -6,6 +6,7 @@ import functools
 from asyncio.sslproto import SSLProtocol
 from typing import TYPE_CHECKING, Any
 
+import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -25,7 +26,9 @@ WRITE_SECONDS = 60.0  # of a client that reads nothing of its answer
 MAX_PIPELINED = 8  # requests that wait behind the one that is answered
 # A chunk of one byte takes six bytes.
 CHUNKED_BYTES = 8
+BAD_REQUEST = "Invalid HTTP request received."
 BAD_BODY = "The body's chunks are not as HTTP/1.1 has them, or too large: send it with a Content-Length.\n"
+BAD_CODING = "The body's Transfer-Encoding is not known: send it chunked, or with a Content-Length.\n"
 
 
 class _Flow(FlowControl):
@@ -58,6 +61,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._in_body = False
+        self._offers_protocol = False
+        self._unknown_coding = False
         self._header_bytes = 0
         self._message_bytes = 0
 
@@ -101,7 +106,13 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if not self._in_body and self._deadline is None:
             self._set_deadline(HEADER_SECONDS)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                data = self._parse(data)
+        except httptools.HttpParserError:
+            self.logger.warning(BAD_REQUEST)
+            self.send_400_response(BAD_REQUEST)
 
     def on_message_begin(self) -> None:
         """Start to count again."""
@@ -120,7 +131,15 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Wait for the body; a URL that can't be read is an error, and no body comes."""
+        names = [name for name, _ in self.headers]
+        self._offers_protocol = self.parser.should_upgrade() and b"upgrade" in names
+        if self._offers_protocol:
+            return
         self._set_deadline(BODY_SECONDS)
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            self._unknown_coding = True
+            raise ValueError(BAD_CODING)
         super().on_headers_complete()
         self._in_body = True
         if len(self.pipeline) > MAX_PIPELINED:
@@ -128,6 +147,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Wait for nothing but the answer."""
+        if self._offers_protocol:
+            return
         self._in_body = False
         if not self.cycle.response_complete:
             self._idle.pop(self, None)
@@ -153,23 +174,39 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_body:
-            self._refuse_body()
-        elif self.cycle is not None and not self.cycle.response_complete:
-            self.transport.abort()
-        elif self._header_bytes > HEADER_BYTES or self._message_bytes > HEADER_BYTES:
-            self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n\r\n")
-            self.transport.close()
+            within_another = self.pipeline or self.cycle.response_started
         else:
-            super().send_400_response(msg)
+            within_another = self.cycle is not None and not self.cycle.response_complete
+        counted = self._header_bytes if self._in_body else max(self._header_bytes, self._message_bytes)
+        if within_another:
+            self.transport.abort()
+        elif counted > HEADER_BYTES:
+            self._end_with("431 Request Header Fields Too Large")
+        elif self._unknown_coding:
+            self._end_with("501 Not Implemented", BAD_CODING)
+        else:
+            super().send_400_response(BAD_BODY if self._in_body else msg)
 
-    def _refuse_body(self) -> None:
-        if self.pipeline or self.cycle.response_started:
-            self.transport.abort()
-        elif self._header_bytes > HEADER_BYTES:
-            self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n\r\n")
-            self.transport.close()
-        else:
-            super().send_400_response(BAD_BODY)
+    def _end_with(self, status: str, sentence: str = "") -> None:
+        fields = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"
+        self.transport.write((fields + sentence).encode())
+        self.transport.close()
+
+    def _parse(self, data: bytes) -> bytes:
+        """Parse, and return what is to be parsed again: a request, without its offer of another protocol.
+
+        A server may ignore the offer (RFC 9110, 7.8). The parser would leave the body out.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+            fields = [b"%s: %s\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+            head = b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, b"".join(fields))
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            return head + data[offer.args[0] :]
+        return b""
 
     def pause_writing(self) -> None:
         """Wait for the client to read, but not for ever."""

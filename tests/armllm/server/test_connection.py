@@ -103,6 +103,60 @@ def test_a_chunk_that_is_none_is_answered_with_a_sentence(served, chunk):
     served.assert_idle()
 
 
+CODINGS = [b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked", b",chunked", b"gzip", b"identity"]
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("before", [b"", GET + b"\r\n"], ids=["first", "second"])
+def test_a_coding_that_is_not_known_is_refused(served, before, coding):
+    """It would catch a packed body that is read as it is, and one that others read to another end."""
+    sent = POST + b"Transfer-Encoding: " + coding + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n" + GET + b"\r\n"
+    with connected(served, before) as one:
+        if before:
+            assert one.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        send_all(one, sent)
+        answer = rest(one)
+    assert answer.startswith(b"HTTP/1.1 501"), answer
+    assert answer.endswith(connection.BAD_CODING.encode())
+    assert answer.count(b"HTTP/1.1") == 1
+    served.assert_idle()
+
+
+UPGRADES = [
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n",
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
+]
+
+
+@pytest.mark.parametrize("offer", UPGRADES, ids=["h2c", "websocket"])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "byte by byte"])
+def test_an_offer_of_another_protocol_is_ignored(served, offer, whole):
+    """Java's client makes one by default. Its body was left out, and no other request was answered."""
+    body = b'{"prompt":"Hello","max_tokens":1}'
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\nUpgrade: h2c\r\n\r\n" % (len(body), body)
+    sent = POST + offer + b"Content-Length: %d\r\n\r\n" % len(body) + body + POST + offer + chunked
+    sent += GET + offer + b"\r\n" + GET + b"Connection: close\r\n\r\n"
+    with connected(served, sent if whole else b"") as one:
+        if not whole:
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for start in range(len(sent)):
+                one.sendall(sent[start : start + 1])
+        answers = rest(one)
+    assert answers.count(b"HTTP/1.1 200 OK") == 4, answers
+    served.assert_idle()
+
+
+def test_offers_and_a_tunnel_end_in_a_refusal(served):
+    """It would catch a request that is parsed again without end."""
+    offer = UPGRADES[0]
+    with connected(served, b"CONNECT a.example:443 HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n") as one:
+        assert rest(one).startswith(b"HTTP/1.1 400")
+    with connected(served, (GET + offer + b"\r\n") * 3000) as one:
+        rest(one)
+    wait_until(lambda: num_connections(served) == 0)
+    served.assert_idle()
+
+
 @pytest.mark.parametrize("before", [b"", GET + b"\r\n"], ids=["first", "second"])
 def test_a_url_that_is_none_is_answered(served, before):
     """It would catch a connection that stays without an answer: there is no request to refuse."""

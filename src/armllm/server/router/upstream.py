@@ -174,6 +174,9 @@ class Answer:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise MalformedError(f"its answer is not HTTP: {error}") from None
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            raise MalformedError("its answer has a Transfer-Encoding that is not known")
         if self._has_head and not 200 <= self.status < 600:
             raise MalformedError(f"its answer has the status {self.status}, which is none")
         if self.status in REDIRECTS:  # which would take the client's request and key anywhere
