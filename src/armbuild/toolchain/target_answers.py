@@ -36,9 +36,25 @@ exec {reader} "$@"
 """
 UNAME = """\
 #!/bin/sh
-# Makefiles choose sources and flags by this name.
+# Makefiles choose sources and flags by this name. The system, the host's name, the release and the version,
+# which come first, stay as they are.
 answer=$({uname} "$@") || exit
-printf '%s\\n' "$answer" | sed 's/{machine}/aarch64/g'
+first=
+for word do
+  case $word in
+  --a*) first=snrv; break ;;
+  --s*|--kernel-n*) first=$first"s" ;;
+  --n*) first=$first"n" ;;
+  --r*|--kernel-r*) first=$first"r" ;;
+  --kernel-v*) first=$first"v" ;;
+  --*) ;;
+  -*a*) first=snrv; break ;;
+  -*) first=$first$(printf %s "$word" | tr -cd snrv) ;;
+  esac
+done
+test -z "$first" || first=$({uname} "-$first")
+printf %s "$first"
+printf '%s\\n' "${{answer#"$first"}}" | sed 's/{machine}/aarch64/g'
 """
 LDCONFIG = """\
 #!/bin/sh

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,20 @@ PROGRAMS = {
     "krb5-config": "echo broken; exit 3",
     "curl": "echo no",
 }
+
+UNAME_OF_A_HOST = """\
+#!{python}
+import argparse
+fields = dict(s="Linux", n="{m}-host", r="6.1.{m}", v="built on {m}", m="{m}", p="{m}", i="{m}")
+fields["o"] = "GNU/Linux"
+names = dict(s="--kernel-name", n="--nodename", r="--kernel-release", m="--machine", v="--kernel-version")
+parser = argparse.ArgumentParser()
+parser.add_argument("-a", "--all", action="store_true")
+for letter in fields:
+    parser.add_argument("-" + letter, names.get(letter, "--" + letter), dest=letter, action="store_true")
+wanted = parser.parse_args()
+print(*(text for letter, text in fields.items() if wanted.all or getattr(wanted, letter)))
+"""
 
 
 @pytest.mark.parametrize("core", ["neoverse-v1", "neoverse-n1", None])
@@ -89,6 +104,29 @@ def test_uname_names_the_targets_machine_and_for_the_rest_this_one(answers):
     assert run(answers, "uname", "-a") == plain.replace(machine, "aarch64")
     with pytest.raises(subprocess.CalledProcessError):
         run(answers, "uname", "--no-such-option")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("-n", "{m}-host"),
+        ("--nodename", "{m}-host"),
+        ("-r", "6.1.{m}"),
+        ("--kernel-release --machine", "6.1.{m} aarch64"),
+        ("-m -n", "{m}-host aarch64"),
+        ("-vsm", "Linux built on {m} aarch64"),
+        ("-pi", "aarch64 aarch64"),
+        ("-a", "Linux {m}-host 6.1.{m} built on {m} aarch64 aarch64 aarch64 GNU/Linux"),
+        ("--all", "Linux {m}-host 6.1.{m} built on {m} aarch64 aarch64 aarch64 GNU/Linux"),
+    ],
+)
+def test_uname_changes_no_host_or_release_that_contains_the_machines_name(answers, tmp_path, options, said):
+    """Else a build on a host called x86_64-host would hear of a host that is nowhere."""
+    m = platform.machine()
+    program(tmp_path / "host-uname", UNAME_OF_A_HOST.format(python=sys.executable, m=m))
+    text = (answers / "answers/uname").read_text()
+    program(answers / "answers/uname", text.replace(shutil.which("uname"), str(tmp_path / "host-uname")))
+    assert run(answers, "uname", *options.split()) == said.format(m=m) + "\n"
 
 
 def test_ldconfig_lists_the_sysroots_libraries_and_changes_nothing(answers):
