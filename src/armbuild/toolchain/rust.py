@@ -26,6 +26,11 @@ from armbuild.toolchain import compilers, zig_driver
 from armbuild.toolchain.compile_cache import LAUNCHER
 from armbuild.toolchain.compilers import program
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -90,6 +95,7 @@ for made in "${{CARGO_TARGET_DIR:-/nowhere}}"/{target}/*/*.so; do
 done
 """
 CRATES = "crates"
+RETRY = "CARGO_NET_RETRY"
 RECORD = "ARMBUILD_CRATES"
 """The variable that names the file where the wrapper writes which crates were compiled, and for what."""
 ASK = """\
@@ -138,8 +144,6 @@ class Rust:
             "RUSTC_WRAPPER": str(own / "rustc-wrapper"),
             "CARGO_BUILD_TARGET": TARGET,
             "CARGO_INCREMENTAL": "0",
-            # cargo's own four tries take 12 s, for each time that it is called, where no registry is reached
-            "CARGO_NET_RETRY": os.environ.get("CARGO_NET_RETRY", "1"),
             "CARGO_HOME": str(home),
             "CARGO_TARGET_DIR": str(build / "cargo"),
             RECORD: str(build / CRATES),
@@ -189,6 +193,25 @@ def home() -> Path:
     named = os.environ.get("CARGO_HOME")
     usual = Path.home() / ".cargo"
     return Path(named).absolute() if named else usual if usual.is_dir() else cache.root() / "cargo"
+
+
+def retries(home: Path, folder: Path) -> dict[str, str]:
+    """Return how often cargo, in ``folder``, repeats a download; nothing where the user says it.
+
+    Its own three repeats take 12 s, for each time that it is called, where no registry is reached.
+    """
+    places = (home, *(place / ".cargo" for place in (folder, *folder.absolute().parents)))
+    stated = any(_states_retries(place / name) for place in places for name in ("config.toml", "config"))
+    return {} if stated or RETRY in os.environ else {RETRY: "1"}
+
+
+def _states_retries(path: Path) -> bool:
+    """Return whether a file of cargo's settings says how often a download is repeated."""
+    try:
+        net = tomllib.loads(path.read_text(encoding="utf-8")).get("net")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return False  # cargo says what is wrong with it
+    return isinstance(net, dict) and "retry" in net
 
 
 def target_features(flags: Iterable[str]) -> list[str]:

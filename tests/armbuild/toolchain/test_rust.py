@@ -84,6 +84,31 @@ def test_sccache_sees_the_whole_command_line_and_ccache_none(world, tmp_path):
     assert compiled(world, tmp_path, "x", ARMBUILD_LAUNCHER=str(tmp_path / "ccache"))[0] == "x"
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "stated"),
+    [
+        ("home/config.toml", "[net]\nretry = 5\n", True),
+        ("home/config", "net.retry = 5\n", True),
+        ("up/project/.cargo/config.toml", "[net]\nretry = 5\n", True),
+        ("up/.cargo/config.toml", "[net]\nretry = 5\n", True),
+        ("home/config.toml", "[net]\ngit-fetch-with-cli = true\n", False),
+        ("home/config.toml", "[net\n", False),
+        ("home/other.toml", "[net]\nretry = 5\n", False),
+    ],
+)
+def test_cargo_repeats_a_download_once_unless_its_settings_say_otherwise(
+    tmp_path, monkeypatch, file, text, stated
+):
+    """A variable would override the user's file."""
+    monkeypatch.delenv("CARGO_NET_RETRY", raising=False)
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(text)
+    places = tmp_path / "home", tmp_path / "up/project"
+    assert rust.retries(*places) == ({} if stated else {"CARGO_NET_RETRY": "1"})
+    monkeypatch.setenv("CARGO_NET_RETRY", "7")
+    assert rust.retries(*places) == {}, "the variable stays as it is"
+
+
 def test_the_hosts_code_gets_the_hosts_compilers(world, monkeypatch, toolchain):
     assert world["CARGO_BUILD_TARGET"] == TARGET
     assert world[f"CARGO_TARGET_{TARGET.replace('-', '_').upper()}_LINKER"] == "/tools/bin/cc"
