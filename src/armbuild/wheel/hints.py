@@ -134,6 +134,10 @@ PROGRAM = re.compile(
     r"\b([\w+-]+) executable not found|([\w+-]+[_-]config)['\"]?: (?:command )?not found"
     r"|No such file or directory: '([\w+-]+[_-]config)'"
 )
+MODULE = re.compile(r"failed: ModuleNotFoundError: No module named '(\w+)")
+"""The last error of a back end. Logs have more, of modules that a project does without."""
+OLD_MODULES = {"distutils": "setuptools", "pkg_resources": "'setuptools<81'"}
+"""Modules that have left Python and setuptools, and what has them."""
 LIBRARY = re.compile(
     r"unable to find (?:dynamic system )?library '([\w+.-]+)'|cannot find -l([\w+.-]+)"
     r"|Could NOT find (?!Python)(\w+)|Dependency \"([\w+.-]+)\" not found|No package '([\w+.-]+)' found"
@@ -165,6 +169,11 @@ def explain(log: str, project: str = "", packages: Sequence[str] = ()) -> str:
             return sentence.format(own or "the library's Debian package") if "{}" in sentence else sentence
     if UNDECLARED.search(log) and packages and not any("/" in item for item in packages):
         return MAYBE_OLD
+    if (module := MODULE.search(log)) and module[1] != project.replace("-", "_"):
+        wanted = OLD_MODULES.get(
+            module[1], f"{module[1]} (or the package that has it, in a version of your choice)"
+        )
+        return f"the build imports {module[1]}, which the project does not require: --build-requires {wanted}"
     return absent(log) or (BESIDES if PROGRAM.search(log) else "")
 
 
