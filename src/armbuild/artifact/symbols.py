@@ -17,7 +17,7 @@ from elftools.elf.sections import SymbolTableSection
 from armbuild.artifact import archives, elffile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from elftools.elf.elffile import ELFFile
@@ -43,12 +43,9 @@ def unresolved(path: Path) -> list[str]:
     """Return one line per function of a wheel's shared objects that no library it needs can define."""
     defined: set[str] = set()
     missing: dict[str, set[str]] = {}
-    with archives.open_zip(path) as archive:
-        for name in archive.namelist():
-            if name.endswith(".so") or ".so." in name:
-                content = archive.read(name)
-                if content.startswith(b"\x7fELF"):
-                    _collect(name, content, defined, missing)
+    for name, content in _objects(path):
+        if content.startswith(b"\x7fELF"):
+            _collect(name, content, defined, missing)
     return [
         newer_than_musl(name, symbol) or f"{name} needs the function {symbol}, which nothing defines"
         for name, symbols in missing.items()
@@ -72,11 +69,9 @@ def newer_than_musl(name: str, symbol: str) -> str:
 def libraries(path: Path) -> frozenset[str]:
     """Return the names of all libraries that a wheel's shared objects need."""
     found: set[str] = set()
-    with archives.open_zip(path) as archive:
-        for name in archive.namelist():
-            if name.endswith(".so") or ".so." in name:
-                with contextlib.suppress(*UNREADABLE):
-                    found |= set(_needed(elffile.opened(io.BytesIO(archive.read(name)))))
+    for _, content in _objects(path):
+        with contextlib.suppress(*UNREADABLE):
+            found |= set(_needed(elffile.opened(io.BytesIO(content))))
     return frozenset(found)
 
 
@@ -88,20 +83,27 @@ def of_gnu_cxx(path: Path, folders: Iterable[Path]) -> str:
     places = list(folders)
     defined: set[str] = set()
     wanted: dict[str, tuple[set[str], list[str]]] = {}
-    with archives.open_zip(path) as archive:
-        for name in archive.namelist():
-            if name.endswith(".so") or ".so." in name:
-                with contextlib.suppress(*UNREADABLE):
-                    elf = elffile.opened(io.BytesIO(archive.read(name)))
-                    own, others = _cxx_names(elf)
-                    defined |= own
-                    wanted[name] = (others, _needed(elf))
+    for name, content in _objects(path):
+        with contextlib.suppress(*UNREADABLE):
+            elf = elffile.opened(io.BytesIO(content))
+            own, others = _cxx_names(elf)
+            defined |= own
+            wanted[name] = (others, _needed(elf))
     for name, (names, needed) in wanted.items():
         for library in needed if names - defined else ():
             found = next((folder / library for folder in places if (folder / library).is_file()), None)
             if found and "libstdc++.so.6" in _needed_by_file(found):
                 return f"{name} calls C++ functions of {library}, which is linked with GNU's C++ library"
     return ""
+
+
+def _objects(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Give the name and the bytes of each shared object of a wheel. A broken one is the audit's to report."""
+    with archives.open_zip(path) as archive:
+        for name in archive.namelist():
+            if name.endswith(".so") or ".so." in name:
+                with contextlib.suppress(*archives.BROKEN):
+                    yield name, archive.read(name)
 
 
 def _cxx_names(elf: ELFFile) -> tuple[set[str], set[str]]:
