@@ -145,7 +145,7 @@ def _joined(arguments: list[str]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"\(?log: .*|/\S*/", "", text).replace("|", "/").strip()
+    return re.sub(r"\(?log: .*|(?<!\S)/\S*/", "", text).replace("|", "/").strip()
 
 
 def _family(backend: str, compiler: str) -> str:

@@ -28,11 +28,12 @@ def test_options_are_noted_as_one_word_each_and_without_places_of_this_machine(t
 
 
 def test_a_failure_is_noted_with_its_reason_and_a_wheel_with_its_options():
-    document = {"wheels": [{"ok": False, "error": "no wheel: a | b\n  say --with x (log: /y/z)\n  z"}]}
+    error = "no wheel: /y/z/a.c: 'a/sys/b.h' | b\n  say --with x (log: /y/z)\n  z"
+    document = {"wheels": [{"ok": False, "error": error}]}
     found = build_published.note(["thing>=1", "--import=thing"], document, "")
     assert (found.project, found.failure, found.advice) == (
         "thing",
-        "no wheel: a / b",
+        "no wheel: a.c: 'a/sys/b.h' / b",
         "say --with x",
     )
 
