@@ -56,6 +56,8 @@ NO_EMULATOR = re.compile(
     r"|Testsuite summary for "
 )
 """Messages of CMake, meson and Automake about what needs to run a program of the target."""
+STUBS = re.compile(r"\bstubgen\.py\"|\bpybind11_stubgen\b")
+"""Programs that import what was built."""
 TOO_OLD = re.compile(
     r"Invalid version, need '|Found [\w.]+ but need: "
     r"|Could NOT find (?!Python)\w+: Found unsuitable version"
@@ -99,7 +101,7 @@ KNOWN = (
         GNU_CXX_SENTENCE,
     ),
     (
-        r"\bstubgen\.py\"|\bpybind11_stubgen\b",
+        STUBS.pattern,
         f"a generator of stubs imports the AArch64 extension into this machine's Python: {ON_THE_TARGET}",
     ),
     (
@@ -134,8 +136,8 @@ PROGRAM = re.compile(
     r"\b([\w+-]+) executable not found|([\w+-]+[_-]config)['\"]?: (?:command )?not found"
     r"|No such file or directory: '([\w+-]+[_-]config)'"
 )
-MODULE = re.compile(r"failed: ModuleNotFoundError: No module named '(\w+)")
-"""The last error of a back end. Logs have more, of modules that a project does without."""
+MODULE = re.compile(r"ModuleNotFoundError: No module named '([^\W_]\w*)")
+"""A name that begins with _ is, as a rule, of code that the project itself compiles."""
 OLD_MODULES = {"distutils": "setuptools", "pkg_resources": "'setuptools<81'"}
 """Modules that have left Python and setuptools, and what has them."""
 LIBRARY = re.compile(
@@ -169,12 +171,16 @@ def explain(log: str, project: str = "", packages: Sequence[str] = ()) -> str:
             return sentence.format(own or "the library's Debian package") if "{}" in sentence else sentence
     if UNDECLARED.search(log) and packages and not any("/" in item for item in packages):
         return MAYBE_OLD
-    if (module := MODULE.search(log)) and module[1] != project.replace("-", "_"):
-        wanted = OLD_MODULES.get(
-            module[1], f"{module[1]} (or the package that has it, in a version of your choice)"
-        )
-        return f"the build imports {module[1]}, which the project does not require: --build-requires {wanted}"
     return absent(log) or (BESIDES if PROGRAM.search(log) else "")
+
+
+def not_required(cause: str, log: str, project: str) -> str:
+    """Return the option for a module that is absent, as ``cause`` says; nothing for what the build makes."""
+    module = MODULE.search(cause)
+    if not module or module[1] == project.replace("-", "_") or STUBS.search(log):
+        return ""
+    wanted = OLD_MODULES.get(module[1], f"{module[1]}, or the package that has it")
+    return f"the build imports {module[1]}, which the project does not require: --build-requires {wanted}"
 
 
 def wants_gcc(cause: str, log: str) -> str:

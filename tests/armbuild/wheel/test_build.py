@@ -56,6 +56,20 @@ def under_emulation(wheel, code, work):
     ).stdout.strip()
 
 
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("no rare things, going on", "--build-requires thing, or"),
+        ('File "/env/nanobind/stubgen.py", line 1760', "a generator of stubs imports"),
+    ],
+)
+def test_a_module_that_is_absent_is_required_unless_it_is_what_was_built(tmp_path, said, hint):
+    cause = "ModuleNotFoundError: No module named 'thing'"
+    log = f"x.c:1:10: fatal error: 'rare/thing.h' file not found\n{said}\n{cause}\n"
+    error = cross.with_hint(BuildError(f"failed: {cause}\n  log: x"), log, tmp_path / "log")
+    assert hint in str(error)
+
+
 def test_the_hint_is_about_the_error_and_not_about_a_check_that_failed_in_vain(tmp_path):
     said = "x.c:1:10: fatal error: 'rare/thing.h' file not found\nno rare things, going on\nerror: {}\n"
     library = "unable to find dynamic system library 'z' using strategy 'paths_first'"

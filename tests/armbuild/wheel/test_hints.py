@@ -118,18 +118,18 @@ def test_a_name_that_an_old_library_lacks_is_sought_in_a_newer_release():
 @pytest.mark.parametrize(
     ("module", "wanted"),
     [
-        ("torch", "--build-requires torch (or"),
-        ("numpy.core", "--build-requires numpy (or"),
+        ("torch", "--build-requires torch, or"),
+        ("numpy.core", "--build-requires numpy, or"),
         ("pkg_resources", "--build-requires 'setuptools<81'"),
         ("my_project._version", ""),
+        ("_core", ""),
     ],
 )
 def test_a_module_that_a_build_imports_and_does_not_require_is_named_with_its_option(module, wanted):
-    said = f"ModuleNotFoundError: No module named '{module}'"
-    hint = hints.explain(f"the project's build failed: {said}", "my-project")
+    cause = f"the project's build failed: ModuleNotFoundError: No module named '{module}'"
+    hint = hints.not_required(cause, "x", "my-project")
     assert wanted in hint
     assert bool(hint) is bool(wanted)
-    assert hints.explain(f"checking for {module}\n{said}\n", "my-project") == "", "a check may fail in vain"
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,8 @@ def with_hint(
     ``name`` is the project's, ``packages`` are those of --with.
     """
     cause = str(error).splitlines()[0]
-    hint = hints.explain(cause, name, packages) or hints.explain(text, name)
+    hint = hints.explain(cause, name, packages) or hints.not_required(cause, text, name)
+    hint = hint or hints.explain(text, name)
     if hint == hints.OLD and any(item.endswith(f"/{sysroot.SUITES[-1]}") for item in packages):
         hint = hints.NONE_NEWER
     return BuildError(f"{cause}\n  {hint} (log: {log})") if hint else error
