@@ -69,11 +69,18 @@ REFUSED = {
 }
 NUMBER, ARCHITECTURE, FIRST, SECOND, THIRD = 0, 4, 16, 24, 32
 CLONE, IOCTL, SOCKET, SOCKETPAIR, CLONE3 = (56, 220), (16, 29), (41, 198), (53, 199), (435, 435)
+FCNTL = (72, 25)
+SET_FLAGS, SET_LEASE = 4, 1024
+# O_DIRECT: who reads the same open file would need aligned memory for it.
+DIRECT = {"aarch64": 0x10000}
+OTHERS_DIRECT = 0x4000
+SET_ATTRIBUTES = ((188, 5), (189, 6), (190, 7), (463, 463))
+"""setxattr, lsetxattr, fsetxattr, setxattrat: a list of rights (ACL) is a mode, too."""
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET (linux/sched.h)
 TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: text for the shell outside (asm-generic/ioctls.h)
 CHANGES_OF_MODE = ((90, None, SECOND), (91, 52, SECOND), (268, 53, THIRD), (452, 452, THIRD))
 """chmod, fchmod, fchmodat, fchmodat2, and where their mode is: output goes to a file of the caller."""
-SET_USER, SET_GROUP = 0o4000, 0o2000
+SET_USER, SET_GROUP, OWNER_READS = 0o4000, 0o2000, 0o400
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, INET, INET6, NETLINK; AF_VSOCK and others know no network namespace
 X32 = 0x40000000  # x86-64's second table of calls
 # BPF_LD|W|ABS, JMP|JEQ|K, JMP|JGE|K, JMP|JSET|K, RET|K
@@ -86,7 +93,8 @@ _ALLOW, _KILL = (_RETURN, 0, 0, 0x7FFF0000), (_RETURN, 0, 0, 0x80000000)
 def program(machine: str, *, modes: int = SET_USER | SET_GROUP) -> bytes:
     """Return the filter for ``machine`` (as ``platform.machine()`` says); MissingError for an unknown one.
 
-    No file gets a bit of ``modes``.
+    No file gets a bit of ``modes``, or loses that of its owner to read: the caller reads what it printed. For
+    the same reason there are no leases, which let a reader wait, and no attributes.
     """
     if machine not in ARCHITECTURES:
         raise MissingError(f"there is no filter of system calls for {machine}, which a sandbox needs")
@@ -110,7 +118,13 @@ def program(machine: str, *, modes: int = SET_USER | SET_GROUP) -> bytes:
     for changing in CHANGES_OF_MODE:
         if (number := changing[column]) is not None:
             mode = (_LOAD, 0, 0, changing[2]), (_ANY_BIT, 0, 1, modes)
-            code += _call(number, *mode, _error(errno.EPERM), _ALLOW)
+            readable = (_ANY_BIT, 1, 0, OWNER_READS)
+            code += _call(number, *mode, _error(errno.EPERM), readable, _error(errno.EPERM), _ALLOW)
+    for setting in SET_ATTRIBUTES:  # as a file system without them answers
+        code += _call(setting[column], _error(errno.EOPNOTSUPP))
+    lease = (_LOAD, 0, 0, SECOND), (_EQUAL, 0, 1, SET_LEASE), _error(errno.EPERM), (_EQUAL, 0, 3, SET_FLAGS)
+    direct = (_LOAD, 0, 0, THIRD), (_ANY_BIT, 0, 1, DIRECT.get(machine, OTHERS_DIRECT)), _error(errno.EINVAL)
+    code += _call(FCNTL[column], *lease, *direct, _ALLOW)
     family = [(_EQUAL, len(FAMILIES) - index, 0, known) for index, known in enumerate(FAMILIES)]
     for call in (SOCKET, SOCKETPAIR):
         code += _call(call[column], (_LOAD, 0, 0, FIRST), *family, _error(errno.EAFNOSUPPORT))

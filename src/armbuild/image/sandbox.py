@@ -39,6 +39,8 @@ MOUNTED = ("proc", "dev", "sys", "tmp")
 DEVICES = tuple(Path("/dev", name) for name in ("null", "zero", "full", "random", "urandom"))
 SHOWN = ("/sys/devices/system", "/sys/fs/cgroup")
 """Of this machine, read-only: the processors, and what a cgroup lets them use."""
+HIDDEN = ("keys", "key-users", "latency_stats", "sched_debug", "timer_list")
+"""Files of /proc that anybody may read, and that tell of the machine's other users."""
 SCRATCH = 1 << 30  # bytes of /tmp and of /dev/shm, which are memory
 LIMITS = ("--nofile=4096", "--nproc=4096", f"--fsize={1 << 30}")
 # prlimit, then bwrap, with the filter and the file that gets the first process's number as descriptors. Where
@@ -129,7 +131,7 @@ class Sandbox:
         emulator = ["--ro-bind", str(self.emulator), EMULATOR] if self.emulator else []
         # root, although without rights, owns the kernel's settings in /proc
         return [
-            *user, "--ro-bind", str(self.root), "/", "--proc", "/proc", "--remount-ro", "/proc",
+            *user, "--ro-bind", str(self.root), "/", "--proc", "/proc", *_hidden(), "--remount-ro", "/proc",
             *size, "/tmp",  # noqa: S108 - the image's own
             "--tmpfs", "/sys", *shown, "--remount-ro", "/sys",
             "--tmpfs", "/dev", *self.devices, *emulator, "--symlink", "/proc/self/fd", "/dev/fd",
@@ -223,6 +225,16 @@ def make_unprotected(root: Path, emulator: Path | None) -> Unprotected:
     if emulator is None:
         raise MissingError("--unsafe-no-sandbox is for emulated cores; here use --engine podman")
     return Unprotected(root=root, emulator=emulator)
+
+
+def _hidden() -> Iterator[str]:
+    """Yield the options that hide files of /proc: a device that cannot be opened lies above each.
+
+    A program whose caller is root is the same user for the kernel, and could read what only root may.
+    """
+    for path in sorted(Path("/proc").iterdir()):
+        if path.is_file() and (path.name in HIDDEN or not path.stat().st_mode & 0o004):
+            yield from ("--ro-bind", os.devnull, str(path))
 
 
 def without_init(command: list[str]) -> list[str]:

@@ -31,6 +31,7 @@
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
+#include <time.h>
 #include <unistd.h>
 
 // System calls that the headers of an older C library don't name; all machines number them alike.
@@ -433,6 +434,87 @@ static int a_file_of_memory(void) {
   return !WIFEXITED(status) || WEXITSTATUS(status);
 }
 
+// Whoever starts this reads what it printed: at once, into any memory, and although it is an ordinary user.
+static int an_output_that_is_hard_to_read(void) {
+  char list[28] = {2, 0, 0,  0,  1,  0,  0,  0, -1, -1, -1, -1, 4,  0,
+                   0, 0, -1, -1, -1, -1, 32, 0, 0,  0,  -1, -1, -1, -1};
+  int own = open("/tmp/own", O_RDWR | O_CREAT, 0600), any = 0;
+  for (int file = 1; file <= 2; file++)
+    any |= fchmod(file, 0) == 0 || fchmod(file, 0200) == 0 || fcntl(file, F_SETFL, O_DIRECT) == 0 ||
+           fsetxattr(file, "system.posix_acl_access", list, sizeof list, 0) == 0;
+  any |= own < 0 || chmod("/proc/self/fd/1", 0) == 0 ||
+         syscall(SYS_fchmodat, AT_FDCWD, "/proc/self/fd/1", 0) == 0;
+  any |= fcntl(own, F_SETLEASE, F_WRLCK) == 0 || fcntl(own, F_SETLEASE, F_RDLCK) == 0;
+  any |= fcntl(own, F_SETFL, O_APPEND | O_NONBLOCK) != 0 || fchmod(own, 0400) != 0;  // which harms nobody
+  return any || unlink("/tmp/own");
+}
+
+// What the kernel tells of keys, timers and memory of everybody on the machine.
+static int lists_of_the_machine(void) {
+  static const char* const files[] = {"/proc/keys",       "/proc/key-users",   "/proc/timer_list",
+                                      "/proc/slabinfo",   "/proc/vmallocinfo", "/proc/kpagecount",
+                                      "/proc/kpageflags", "/proc/kcore",       "/proc/pagetypeinfo",
+                                      "/proc/kmsg",       "/proc/sched_debug"};
+  int any = 0;
+  for (unsigned index = 0; index < sizeof files / sizeof *files; index++)
+    any |= open(files[index], O_RDONLY) >= 0;
+  return any;
+}
+
+// Which has no number here. A signal to it would reach the programs that started this.
+static int a_group_of_the_machine(void) { return getpgrp() == 0 || getsid(0) == 0; }
+
+static int a_terminal_of_others(void) {
+  int any =
+      open("/dev/ptmx", O_RDWR) >= 0 || open("/dev/console", O_RDWR) >= 0 || open("/dev/tty0", O_RDWR) >= 0;
+  for (int file = 0; file <= 2; file++)
+    any |= ioctl(file, 0x540E /* TIOCSCTTY */, 1) == 0 || ioctl(file, 0x541D /* TIOCCONS */, 0) == 0 ||
+           ioctl(file, 0x5423 /* TIOCSETD */, &any) == 0 || isatty(file);
+  return any;
+}
+
+static int its_memory_map(void) {
+  struct {
+    unsigned long long fields[12];
+    void* auxv;
+    unsigned size, exe;
+  } map = {{0}, NULL, 0, open("/proc/self/exe", O_RDONLY)};
+  return prctl(35 /* PR_SET_MM */, 14 /* PR_SET_MM_MAP */, &map, sizeof map, 0) == 0 ||
+         prctl(35, 13 /* PR_SET_MM_EXE_FILE */, map.exe, 0, 0) == 0;
+}
+
+// Every mount that a namespace outside has, and every namespace, by numbers (statmount, listmount, listns).
+static int mounts_of_others(void) {
+  unsigned long long found[64];
+  struct {
+    unsigned size, spare;
+    unsigned long long mount, last, space;
+  } asked = {sizeof asked, 0, ~0ULL, 0, 0xEFFFFFF8ULL /* the first user, mount and other namespaces */};
+  int any = 0;
+  for (unsigned number = 0; number < 16; number++, asked.space++)
+    any |= syscall(458, &asked, found, 64, 0) > 0 || syscall(457, &asked, found, sizeof found, 0) == 0;
+  return any;
+}
+
+static int wakes_the_machine(void) {
+  struct itimerspec never = {{0}, {0}};
+  int one = syscall(SYS_timerfd_create, 8 /* CLOCK_REALTIME_ALARM */, 0);
+  return (one >= 0 && syscall(SYS_timerfd_settime, one, 0, &never, NULL) == 0) ||
+         syscall(SYS_timerfd_create, 9, 0) >= 0;
+}
+
+// Memory that no process has mapped, and that the kernel does not take from it.
+static int memory_that_stays(void) {
+  size_t size = 64 << 20;
+  void* locked = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  struct rlimit limit;
+  int secret = syscall(447 /* memfd_secret */, 0);
+  void* mapped =
+      secret < 0 || ftruncate(secret, size) ? MAP_FAILED : mmap(NULL, size, PROT_READ, MAP_SHARED, secret, 0);
+  int any = locked == MAP_FAILED || mlock(locked, size) == 0 || mapped != MAP_FAILED;
+  return any || getrlimit(RLIMIT_MSGQUEUE, &limit) || limit.rlim_max > 1 << 20;
+}
+
 int main(int count, char** words) {
   if (count == 2 && !strcmp(words[1], "rights"))  // the file has capabilities
     return has_rights();
@@ -480,6 +562,14 @@ int main(int count, char** words) {
   way("other roots", other_roots());
   way("labels", labels());
   way("a program in memory", a_file_of_memory());
+  way("an output that is hard to read", an_output_that_is_hard_to_read());
+  way("lists of the machine", lists_of_the_machine());
+  way("a group of the machine", a_group_of_the_machine());
+  way("a terminal of others", a_terminal_of_others());
+  way("its memory map", its_memory_map());
+  way("mounts of others", mounts_of_others());
+  way("waking the machine", wakes_the_machine());
+  way("memory that stays", memory_that_stays());
   puts("done");
   return 0;
 }
