@@ -38,7 +38,7 @@ class Wire:
         self.near, self.far = (["nsenter", f"--net=/run/netns/{name}"] for name in self._names)
         self._files: list[int] = []
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._carry)
+        self._thread = threading.Thread(target=self._carry, daemon=True)
 
     def __enter__(self):
         try:

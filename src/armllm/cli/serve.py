@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from armllm.server.router.run import RouterOptions
 
 
+MOST_REPLICAS = 1024  # without lists of CPUs, nothing else bounds them
+
+
 class ServeCommand(EngineCommand):
     """With the flags of ``vllm serve``, ``--config FILE.yaml``, and lists as argparse writes them."""
 
@@ -93,6 +96,7 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
             "-dp",
             help="Replicas behind this port, such as one per NUMA node; default: 1, with ray all machines.",
             min=1,
+            max=MOST_REPLICAS,
         ),
     ] = None,
     distributed_executor_backend: Annotated[

@@ -118,7 +118,7 @@ def decide(
         )
     usable_cpus = frozenset(sorted(cpus)[: len(cpus) - reserved])
     quota = host.cpu_quota(root)
-    if quota is not None and quota < size:
+    if quota is not None and quota < size and rank == 0 and size > 1:
         _say_once(f"the limit of {quota:g} CPUs is less than the {size} ranks: they wait for one another")
     usable = len(usable_cpus) if quota is None else min(len(usable_cpus), max(1, math.floor(quota / size)))
     return Placement(
@@ -241,7 +241,8 @@ def _of_rank(
     if len(order) < size:
         order = [cpu for cpus in usable.values() for cpu in sorted(cpus)]
     if len(order) < size:
-        _say_once(f"{size} ranks share {len(order)} CPUs: they wait for one another")
+        if rank == 0:
+            _say_once(f"{size} ranks share the CPUs {host.ranges(order)}: they wait for one another")
         return frozenset({order[rank % len(order)]})
     return frozenset(order[len(order) * rank // size : len(order) * (rank + 1) // size])
 

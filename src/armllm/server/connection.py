@@ -69,7 +69,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def accept(self, transport: asyncio.BaseTransport) -> None:
         """Make room for a connection, and wait for a request."""
         self._limits.admit(self, transport)
-        self._set_deadline(HEADER_SECONDS)
+        if self in self._open:  # else requests run on all others
+            self._set_deadline(HEADER_SECONDS)
 
     def leave(self) -> Any:
         """Give the place of a connection to others; return what it was made of."""

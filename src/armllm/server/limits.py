@@ -37,9 +37,13 @@ RESTS = 3  # as long as the work that they follow
 
 
 class Limits:
-    """The limits of one server, and the memory that bodies take until they are read."""
+    """The limits of one server, and the memory that bodies take until they are read.
 
-    def __init__(self, max_model_len: int, takes_pictures: bool = False) -> None:
+    ``files_each``: open files that a connection may need.
+    """
+
+    def __init__(self, max_model_len: int, takes_pictures: bool = False, files_each: int = 1) -> None:
+        self._files_each = files_each
         base = BASE_BODY_BYTES + (PICTURE_BYTES if takes_pictures else 0)
         self.body_bytes = min(base + BODY_BYTES_PER_TOKEN * max_model_len, MOST_BODY_BYTES)
         self.values = BASE_VALUES + VALUES_PER_TOKEN * max_model_len
@@ -51,11 +55,19 @@ class Limits:
         self._bytes_at_once = min(BODIES_AT_ONCE * self.body_bytes, MOST_BYTES_AT_ONCE)
 
     def admit(self, protocol: Any, transport: Any) -> None:
-        """Count a connection. Beyond the limit, the one ends that has waited longest for a request."""
+        """Count a connection. Beyond the limit, the one ends that has waited longest for a request.
+
+        If none waits, that is the new one.
+        """
         self.open[protocol] = transport
         self.idle[protocol] = None
-        if len(self.open) > max_connections():
+        if len(self.open) > self._most_connections():
             next(iter(self.idle)).leave().abort()
+
+    def _most_connections(self) -> int:
+        """As many as there may be open files, up to a limit."""
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES
+        return max(1, min(MAX_CONNECTIONS, files // self._files_each))
 
     @contextlib.contextmanager
     def reservation(self) -> Iterator[Callable[[int], None]]:
@@ -94,11 +106,6 @@ class Limits:
                 status=413,
                 code="body_too_large",
             )
-
-
-def max_connections() -> int:
-    """As many as there may be open files, up to a limit."""
-    return max(1, min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES))
 
 
 def check_prompt_logprobs(tokens: int, each: int) -> None:

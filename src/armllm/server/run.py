@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ENGINE_FAILED = 70
-OPEN_FILES = 65536
+OPEN_FILES, FEW_FILES = 65536, 1024
 
 
 def serve(
@@ -98,6 +98,13 @@ def allow_many_connections() -> None:
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < FEW_FILES:
+        print(
+            f"armllm: warning: {wanted} open files (ulimit -Hn) allow few connections; raise it to"
+            f" {FEW_FILES} or more",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 @contextlib.contextmanager

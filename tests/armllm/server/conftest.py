@@ -135,7 +135,7 @@ class Process:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         )
-        self.reader = threading.Thread(target=self._read)
+        self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
     def _read(self):
@@ -167,7 +167,8 @@ class Process:
             self.popen.send_signal(signal.SIGKILL)
         self.popen.wait(DEADLINE)
         self.reader.join(DEADLINE)
-        self.popen.stderr.close()
+        assert not self.reader.is_alive(), "a process that it started has outlived it"
+        self.popen.stderr.close()  # this would wait for a reader
 
 
 @pytest.fixture
@@ -180,5 +181,6 @@ def start():
         return processes[-1]
 
     yield start
-    for process in processes:
-        process.close()
+    with contextlib.ExitStack() as stack:
+        for process in processes:
+            stack.callback(process.close)

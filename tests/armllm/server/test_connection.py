@@ -221,6 +221,20 @@ def test_a_new_connection_takes_the_place_of_the_one_that_waited_longest(served,
         assert idle[-1].recv(12) == b"HTTP/1.1 200"
 
 
+def test_where_requests_run_on_all_connections_a_new_one_ends(served, monkeypatch, caplog):
+    """It would catch a KeyError in the log for each of them."""
+    wait_until(lambda: num_connections(served) == 0)
+    monkeypatch.setattr(limits, "MAX_CONNECTIONS", 1)
+    body = b'{"prompt":"Hello","max_tokens":400,"ignore_eos":true,"stream":true}'
+    with connected(served, POST + b"Content-Length: %d\r\n\r\n" % len(body) + body) as one:
+        assert one.recv(12) == b"HTTP/1.1 200"
+        with connected(served, GET + b"\r\n") as other:
+            assert rest(other) == b""
+    wait_until(lambda: num_connections(served) == 0)
+    served.assert_idle()
+    assert not caplog.records
+
+
 def test_half_a_body_keeps_no_place_from_others(served, monkeypatch):
     """It would catch 4096 half bodies, which nobody else could connect beside for a minute."""
     wait_until(lambda: num_connections(served) == 0)

@@ -16,7 +16,7 @@ from armllm.server.http import DONE, data, named_event, unless_disconnected
 from armllm.server.limits import HEAVY_BYTES
 from armllm.server.router.prefixes import Prompt, read_prompt
 from armllm.server.router.replica import Load
-from armllm.server.router.upstream import UpstreamError
+from armllm.server.router.upstream import ExhaustedError, UpstreamError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -95,6 +95,9 @@ class Forwarder:
                     return Relay(self, answer, load, request.url.path, request_id)
                 answer.close()
                 reason = f"status {answer.status}"
+            except ExhaustedError as error:
+                load.end()
+                raise ApiError(f"{error}; try again later", status=503, code="busy") from None
             except UpstreamError as error:
                 replica.doubt(error)
                 reason = str(error)

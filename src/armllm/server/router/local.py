@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from armllm.engine.placement import Share, divide
+from armllm.errors import RequestError
 from armllm.helper_process import python_module
 from armllm.server.router.replica import METRICS_BYTES, Replica, Replicas, cache_blocks
 from armllm.server.router.run import Router, RouterServer, listening
@@ -36,6 +37,7 @@ MOST_QUICK = 5  # such ends in a row
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 HUNG_SECONDS = 60.0  # out, and alive
 STOP_SECONDS = 15.0
+LONGEST_PATH = 107  # bytes of a Unix socket's (unix(7))
 COMMAND = python_module("armllm.server.router.replica_process")
 
 
@@ -254,7 +256,10 @@ def serve_replicas(arguments: Sequence[str], size: int, options: RouterOptions) 
     folder = Path(tempfile.mkdtemp(prefix="armllm-"))  # nobody else may connect
     processes: list[LocalReplica] = []
     try:
-        replicas = Replicas([Address.of(f"unix:{folder}/{index}.sock") for index in range(size)])
+        sockets = [f"{folder}/{index}.sock" for index in range(size)]
+        if len(os.fsencode(sockets[-1])) > LONGEST_PATH:
+            raise RequestError(f"TMPDIR {folder.parent} is too long for a Unix socket: set a shorter one")
+        replicas = Replicas([Address.of(f"unix:{path}") for path in sockets])
         router = Router(replicas, options)
         with listening(router, options) as (sock, address):
             processes += [

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Literal
 from prometheus_client.parser import text_string_to_metric_families
 
 from armllm.server.router.prefixes import PrefixTable, Prompt
-from armllm.server.router.upstream import Address, MalformedError, Pool, UnreachableError, UpstreamError
+from armllm.server.router.upstream import (
+    Address,
+    ExhaustedError,
+    MalformedError,
+    Pool,
+    UnreachableError,
+    UpstreamError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -152,6 +159,8 @@ class Replica:
                 answer.abort()
         try:
             status, _ = await self.get("/health", self._checks.timeout)
+        except ExhaustedError as error:
+            logger.warning("replica %s was not asked for its health: %s", self.name, error)
         except UnreachableError as error:
             self._eject(str(error))
         except UpstreamError as error:

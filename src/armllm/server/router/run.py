@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 # The replicas know their models' limits; here a body may be as large as any of them lets it be.
 MAX_MODEL_LEN = 1 << 20
+FILES_EACH = 2  # of a client: its connection, and that to a replica
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -61,7 +62,7 @@ class Router:
 
     def __init__(self, replicas: Replicas, options: RouterOptions) -> None:
         self.replicas = replicas
-        self.limits = Limits(MAX_MODEL_LEN)
+        self.limits = Limits(MAX_MODEL_LEN, files_each=FILES_EACH)
         self.metrics = RouterMetrics(replicas)
         self.forwarder = Forwarder(replicas, self.limits, self.metrics)
         middleware = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import errno
 import ssl
 import time
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ READ_BYTES = 64 << 10
 CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 4.0  # uvicorn closes a connection after 5
 MOST_IDLE = 256
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -35,6 +37,10 @@ class MalformedError(UpstreamError):
 
 class UnreachableError(UpstreamError):
     """There is nobody to connect to."""
+
+
+class ExhaustedError(UpstreamError):
+    """No more connections can be opened, whoever listens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +97,8 @@ class Address:
         except (TimeoutError, asyncio.TimeoutError):  # two classes in Python 3.10
             raise UpstreamError(f"no connection within {CONNECT_SECONDS:g} s") from None
         except (OSError, ValueError) as error:  # ValueError: a name that IDNA refuses
+            if isinstance(error, OSError) and error.errno in EXHAUSTED:
+                raise ExhaustedError(f"the router can connect to nobody: {error.strerror}") from None
             raise UnreachableError(getattr(error, "strerror", None) or str(error)) from None
         return Connection(reader, writer)
 

@@ -134,8 +134,10 @@ def test_stages_on_two_nodes_give_the_tokens_of_one_process(cluster, serve, star
     actors()[0].kill()
     wait_until(lambda: len(replicas()) == 2 and up(staged) == 1)
     assert answer(staged) == text
-    staged.popen.send_signal(signal.SIGTERM)
-    assert staged.wait() == 0
+    everybody = actors() + replicas()
+    assert len(everybody) == 4
+    staged.popen.kill()
+    assert not psutil.wait_procs(everybody, DEADLINE)[1], "a stage outlived its server, which was killed"
 
     single = start(folder, "--dtype=float32", "--served-model-name=smoke")
     single.base = single.wait_ready()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import json
+import os
 
 import httpx2
 import pytest
 from tests.armllm.server.router.conftest import Replica, begin_events, chunk, respond, until
+
+from armllm.server import limits
+from armllm.server.router import upstream
 
 EVENTS = [b'data: {"n": %d}\n\n' % number for number in range(5)]
 
@@ -130,6 +135,27 @@ async def test_an_answer_that_has_not_begun_comes_from_another_replica(cluster):
         page = (await one.client.get("/metrics")).text
         assert 'armllm:router_replica_up{engine="0"' in page
         assert "armllm:router_retries_total 0.0" not in page
+
+
+@in_loop
+async def test_a_router_that_can_open_no_connection_blames_no_replica(cluster, monkeypatch):
+    """With as many connections to replicas as files, all replicas were out, and every client got an error."""
+
+    async def refuse(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async with cluster() as one:
+        with monkeypatch.context() as patch:
+            patch.setattr(upstream.asyncio, "open_connection", refuse)
+            for replica in one.replicas.all:
+                replica.pool.close()
+            answers = [await one.complete() for _ in range(2)]
+            assert [answer.status_code for answer in answers] == [503, 503]
+            assert answers[0].json()["error"]["code"] == "busy"
+            assert [await replica.check() for replica in one.replicas.all] == [True, True]
+        assert (await one.complete()).status_code == 200
+        monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (limits.RESERVED_FILES + 9, 0))
+        assert one.router.limits._most_connections() == 4, "a client needs two files"
 
 
 @pytest.mark.parametrize("status", [502, 503])

@@ -17,6 +17,7 @@ from tests.armllm.server.router.test_forward import in_loop
 
 from armllm.cli import main
 from armllm.engine.placement import Share
+from armllm.errors import RequestError
 from armllm.server.router import local
 from armllm.server.router.local import LocalReplica, LocalServer
 from armllm.server.router.replica import Replicas
@@ -123,6 +124,14 @@ async def test_what_cannot_be_loaded_ends_the_server_before_it_listens(tmp_path)
         await one.task
         assert one.server.status == 3
         assert not one.server.started
+
+
+def test_a_folder_whose_sockets_have_no_name_is_refused(tmp_path, monkeypatch):
+    """Each replica said it of an option that nobody had given."""
+    monkeypatch.setattr(local.tempfile, "mkdtemp", lambda prefix: f"{tmp_path}/{'x' * 100}/{prefix}")
+    monkeypatch.setattr(local.signal, "signal", lambda *_: None)
+    with pytest.raises(RequestError, match="too long for a Unix socket"):
+        local.serve_replicas(["serve", "folder"], 1, RouterOptions())
 
 
 def test_replicas_get_the_flags_of_the_user(monkeypatch):
