@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from armllm.engine.sentence_modules import Projection, embedding_size, read_modules
+from armllm.engine.sentence_modules import Projection, embedding_size, read_modules, warn_of_prompt
 from armllm.errors import RequestError
 from armllm.sampling_params import NO_CLASSES
 
@@ -62,6 +62,7 @@ class Pooling:
                 classify=classify.classify,
             )
         modes, projections = read_modules(folder, config.hidden_size)
+        warn_of_prompt(folder)
         modes = modes or (("mean",) if config.is_encoder else ("last",))
         tokens: Any = model if getattr(model, "token_heads", None) is not None else None
         return cls(

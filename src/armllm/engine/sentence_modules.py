@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.config import ModelConfig
 
+logger = logging.getLogger(__name__)
 MODULES = "modules.json"
+SETTINGS = "config_sentence_transformers.json"
 POOLING = "1_Pooling"
 MOST_MODULES = 32
 PATH = re.compile(r"(?:[\w.-][\w. /-]{0,99})?")  # below the checkpoint's folder
@@ -107,6 +110,22 @@ def read_modules(folder: Path, hidden_size: int) -> tuple[tuple[str, ...], tuple
                 " and Normalize"
             )
     return modes, tuple(projections)
+
+
+def warn_of_prompt(folder: Path) -> None:
+    """Log what sentence-transformers puts before each text by itself, and armllm does not."""
+    path = folder / SETTINGS
+    if not path.is_file():
+        return
+    reader = ConfigReader(read_object(path), path)
+    prompts, name = reader.get("prompts", None), reader.get("default_prompt_name", None)
+    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
+    if isinstance(prompt, str) and prompt:
+        logger.warning(
+            "%s: sentence-transformers puts %.200r before each text by default; requests must send it",
+            path,
+            prompt,
+        )
 
 
 def embedding_size(config: ModelConfig, modes: tuple[str, ...], projections: tuple[Projection, ...]) -> int:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tests.armllm.checkpoint.test_fuzz import json_file, run, safetensors_header
 
-from armllm.engine.sentence_modules import read_modules
+from armllm.engine.sentence_modules import read_modules, warn_of_prompt
 from armllm.errors import CheckpointError
 
 HIDDEN = 8
@@ -164,6 +164,25 @@ def test_settings_that_no_module_has(folder, name, values, message):
     path = folder / name / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
     refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"prompts": {"query": "query: ", "passage": ""}, "default_prompt_name": "query"}, ["query: "]),
+        ({"prompts": {"query": "query: ", "passage": ""}, "default_prompt_name": "passage"}, []),
+        ({"prompts": {"query": "query: "}, "default_prompt_name": None}, []),
+        ({"prompts": ["query: "], "default_prompt_name": "query"}, []),
+        ({"prompts": {"query": 1}, "default_prompt_name": ["query"]}, []),
+        (None, []),
+    ],
+)
+def test_a_prompt_by_default_is_never_left_out_in_silence(folder, caplog, settings, warned):
+    if settings is not None:
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    warn_of_prompt(folder)
+    assert len(caplog.messages) == len(warned)
+    assert all(prompt in message for prompt, message in zip(warned, caplog.messages, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8])
