@@ -54,7 +54,7 @@ class ArmllmWNA16LinearKernel(MPLinearKernel):  # type: ignore[misc]
             return False, f"armllm has no products with inputs of {config.act_type}"
         if config.zero_points and config.weight_type not in {scalar_types.uint4, scalar_types.uint8}:
             return False, f"armllm has no zero points for weights of type {config.weight_type}"
-        if group not in {-1, inputs} and (inputs % group or not largest_group(group)):
+        if group not in {-1, inputs} and (group <= 0 or inputs % group or not largest_group(group)):
             return False, f"armllm has no groups of {group} for {inputs} inputs"
         return True, None
 
