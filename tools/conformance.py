@@ -48,8 +48,8 @@ def _whole(*targets: str) -> tuple[str, ...]:
 
 
 # Core as QEMU names it, and what to run there. A kernel is the same code on every core, so each target runs
-# whole on one core, and those of SVE on several vector lengths. Scalar kernels run whole natively. A length
-# that is no power of two is only refused.
+# whole on one core; SVE runs whole with two vector lengths, and a few of its ops with others. Scalar kernels
+# run whole natively. A length that is no power of two is only refused.
 CPUS = {
     "cortex-a53": ("--chosen",),
     "cortex-a72": FEW,
@@ -57,10 +57,14 @@ CPUS = {
     "neoverse-n1": _whole("dotprod"),
     "neoverse-n2": SAMPLE,
     "neoverse-v1": _whole("fhm", "bf16", "i8mm", "sve"),
-    "a64fx": _whole("sve", "sve512"),
+    "a64fx": _whole("sve512"),
     **{
-        f"max,sve-max-vq={length // 128},sve-default-vector-length=256": _whole(*targets)
-        for length, targets in ((128, ("sve",)), (2048, ("sve", "sve512")))
+        f"max,sve-max-vq={length // 128},sve-default-vector-length={length // 8}": what
+        for length, what in (
+            (128, _whole("sve")),
+            (512, (*_whole("sve"), *FEW)),
+            (2048, (*_whole("sve", "sve512"), *FEW)),
+        )
     },
     "max,sve-max-vq=3": ("--chosen", "--op", "silu_and_mul_f32", "--op", "dispatch"),
 }

@@ -49,8 +49,10 @@ def test_the_runner_knows_its_options(native):
 
 
 @pytest.mark.slow
-def test_no_kernel_reads_or_writes_outside_its_buffers(tmp_path):
-    done = run(tool.build(tmp_path, sanitize=True))
+def test_no_kernel_reads_or_writes_outside_its_buffers(native, tmp_path):
+    """Targets that this CPU cannot run are not compiled, which would take minutes."""
+    unused = re.findall(r"^- +(\S+) +not run: this CPU", run(native, "--list").stdout, re.MULTILINE)
+    done = run(tool.build(tmp_path, *(f"-DARMLLM_{name.upper()}=OFF" for name in unused), sanitize=True))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
