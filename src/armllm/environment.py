@@ -53,7 +53,7 @@ def kv_cache_bytes() -> int | None:
     except ValueError:
         space = math.nan
     if not math.isfinite(space) or space < 0:
-        raise RequestError(f"{name} must be a number of GiB, such as 4 or 0.5, not {text!r}")
+        raise RequestError(f"{name} must be a number of GiB, such as 4 or 0.5, not {text!r:.100}")
     return int(space * GIB) or None
 
 
@@ -70,7 +70,7 @@ def step_seconds() -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= 1e6:
-        raise RequestError(f"{name} must be a number of seconds, such as 300, not {text!r}")
+        raise RequestError(f"{name} must be a number of seconds, such as 300, not {text!r:.100}")
     return seconds
 
 
@@ -79,7 +79,7 @@ def layer_partition() -> list[int]:
     name, text = _read("PP_LAYER_PARTITION", "VLLM_PP_LAYER_PARTITION")
     parts = [part.strip() for part in text.split(",")] if text else []
     if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts):
-        raise RequestError(f"{name} must be a list of numbers of layers such as 12,20, not {text!r}")
+        raise RequestError(f"{name} must be a list of numbers of layers such as 12,20, not {text!r:.100}")
     return [int(part) for part in parts]
 
 
@@ -98,7 +98,7 @@ def may_change_adapters() -> bool:
     """ARMLLM_ or VLLM_ALLOW_RUNTIME_LORA_UPDATING: whether a server loads adapters that clients name."""
     name, text = _read("ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
     if text.lower() not in {"", "0", "1", "false", "true"}:
-        raise RequestError(f"{name} must be 1 or 0, true or false, not {text!r}")
+        raise RequestError(f"{name} must be 1 or 0, true or false, not {text!r:.100}")
     return text.lower() in {"1", "true"}
 
 
@@ -108,7 +108,7 @@ def reserved_cpus() -> int:
     if not text:
         return 0
     if not (text.isascii() and text.isdecimal()):
-        raise RequestError(f"{name} must be a number of CPUs, not {text!r}")
+        raise RequestError(f"{name} must be a number of CPUs, not {text!r:.100}")
     return int(text)
 
 
@@ -125,7 +125,7 @@ def visible_memory_nodes() -> frozenset[int] | None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() for part in parts):
-        raise RequestError(f"{name} must be a list of NUMA nodes such as 0,1, not {text!r}")
+        raise RequestError(f"{name} must be a list of NUMA nodes such as 0,1, not {text!r:.100}")
     return frozenset(map(int, parts))
 
 

@@ -72,8 +72,7 @@ CLONE, IOCTL, SOCKET, SOCKETPAIR, CLONE3 = (56, 220), (16, 29), (41, 198), (53, 
 FCNTL = (72, 25)
 SET_FLAGS, SET_LEASE = 4, 1024
 # O_DIRECT: who reads the same open file would need aligned memory for it.
-DIRECT = {"aarch64": 0x10000}
-OTHERS_DIRECT = 0x4000
+DIRECT = {"x86_64": 0x4000, "aarch64": 0x10000, "riscv64": 0x4000}
 SET_ATTRIBUTES = ((188, 5), (189, 6), (190, 7), (463, 463))
 """setxattr, lsetxattr, fsetxattr, setxattrat: a list of rights (ACL) is a mode, too."""
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET (linux/sched.h)
@@ -117,13 +116,12 @@ def program(machine: str, *, modes: int = SET_USER | SET_GROUP) -> bytes:
     code += _call(IOCTL[column], *request, _error(errno.EPERM), _ALLOW)
     for changing in CHANGES_OF_MODE:
         if (number := changing[column]) is not None:
-            mode = (_LOAD, 0, 0, changing[2]), (_ANY_BIT, 0, 1, modes)
-            readable = (_ANY_BIT, 1, 0, OWNER_READS)
-            code += _call(number, *mode, _error(errno.EPERM), readable, _error(errno.EPERM), _ALLOW)
+            mode = (_LOAD, 0, 0, changing[2]), (_ANY_BIT, 1, 0, modes), (_ANY_BIT, 1, 0, OWNER_READS)
+            code += _call(number, *mode, _error(errno.EPERM), _ALLOW)
     for setting in SET_ATTRIBUTES:  # as a file system without them answers
         code += _call(setting[column], _error(errno.EOPNOTSUPP))
     lease = (_LOAD, 0, 0, SECOND), (_EQUAL, 0, 1, SET_LEASE), _error(errno.EPERM), (_EQUAL, 0, 3, SET_FLAGS)
-    direct = (_LOAD, 0, 0, THIRD), (_ANY_BIT, 0, 1, DIRECT.get(machine, OTHERS_DIRECT)), _error(errno.EINVAL)
+    direct = (_LOAD, 0, 0, THIRD), (_ANY_BIT, 0, 1, DIRECT[machine]), _error(errno.EINVAL)
     code += _call(FCNTL[column], *lease, *direct, _ALLOW)
     family = [(_EQUAL, len(FAMILIES) - index, 0, known) for index, known in enumerate(FAMILIES)]
     for call in (SOCKET, SOCKETPAIR):

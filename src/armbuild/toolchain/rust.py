@@ -32,7 +32,7 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
 TARGET = "aarch64-unknown-linux-gnu"
 SUITE = "bookworm-security"
@@ -195,14 +195,14 @@ def home() -> Path:
     return Path(named).absolute() if named else usual if usual.is_dir() else cache.root() / "cargo"
 
 
-def retries(home: Path, folder: Path) -> dict[str, str]:
-    """Return how often cargo, in ``folder``, repeats a download; nothing where the user says it.
+def retries(home: Path, folder: Path, variables: Container[str]) -> dict[str, str]:
+    """Return how often cargo, in ``folder``, repeats a download; nothing where files or variables say it.
 
     Its own three repeats take 12 s, for each time that it is called, where no registry is reached.
     """
     places = (home, *(place / ".cargo" for place in (folder, *folder.absolute().parents)))
     stated = any(_states_retries(place / name) for place in places for name in ("config.toml", "config"))
-    return {} if stated or RETRY in os.environ else {RETRY: "1"}
+    return {} if stated or RETRY in variables else {RETRY: "1"}
 
 
 def _states_retries(path: Path) -> bool:

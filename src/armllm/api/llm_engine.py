@@ -15,6 +15,7 @@ from armllm.api.missing import OF_LOADING, OF_REQUESTS, WithReasons, only_these
 from armllm.engine import logprobs
 from armllm.engine.adapters import AdapterCache
 from armllm.engine.block_manager import BlockManager
+from armllm.engine.failures import Alone, unusable
 from armllm.engine.followers import start_followers
 from armllm.engine.generation import read_end_token_ids
 from armllm.engine.logits import adjust
@@ -29,12 +30,12 @@ from armllm.engine.sampler import sample
 from armllm.engine.scheduler import Scheduler
 from armllm.engine.states import StateSlots
 from armllm.engine.stats import EngineStats, Stopwatch
-from armllm.errors import ArmllmError, CheckpointError, EngineError, ModelError, RequestError
+from armllm.errors import ArmllmError, CheckpointError, EngineError, RequestError
 from armllm.sampling_params import PoolingParams
 from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
     from torch import Tensor
@@ -303,7 +304,7 @@ class LLMEngine(WithReasons):
     def _take(self, sequence: Sequence, token_id: int, logit: float, raw: Tensor | None) -> None:
         """Append what was sampled; ``raw`` are the log-probabilities where the request wants them."""
         if not math.isfinite(logit):
-            raise _unusable(logit)
+            raise unusable(logit)
         if raw is not None:
             count = sequence.params.logprobs or 0
             described = logprobs.describe(raw, token_id, count, self.tokenizer)
@@ -314,9 +315,9 @@ class LLMEngine(WithReasons):
         if sequence.num_tokens - 1 == self.blocks.switch_length:  # its keys no longer hold
             self.scheduler.restart(sequence)
 
-    def _alone(self, sequence: Sequence) -> _Alone:
+    def _alone(self, sequence: Sequence) -> Alone:
         """An error within ends the request of this sequence and no other."""
-        return _Alone(self._fail, sequence.request_id)
+        return Alone(self._fail, sequence.request_id)
 
     def _fail(self, request_id: str, error: ArmllmError) -> None:
         """End all sequences of a request."""
@@ -412,35 +413,3 @@ class LLMEngine(WithReasons):
         if known != {sequence for sequence in active if not sequence.finished}:
             raise AssertionError("the scheduler's sequences are not those of the requests")
         self.blocks.check_integrity(self.scheduler.running)
-
-
-class _Alone:
-    """A context whose error fails one request. Steps enter several, and a generator is slower."""
-
-    __slots__ = ("_fail", "_request_id")
-
-    def __init__(self, fail: Callable[[str, ArmllmError], None], request_id: str) -> None:
-        self._fail, self._request_id = fail, request_id
-
-    def __enter__(self) -> None:
-        """Nothing is needed before."""
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if not isinstance(error, Exception):  # there is none, or whoever runs the engine stops it
-            return False
-        if not isinstance(error, ArmllmError):  # whatever a client's request causes
-            line = f"{type(error).__name__}: {error}".split("\n", 1)[0]
-            failure = EngineError(f"this request failed: {line:.200}")
-            failure.__cause__ = error
-            error = failure
-        self._fail(self._request_id, error)
-        return True
-
-
-def _unusable(logit: float) -> ArmllmError:
-    """What to say where the greatest logit is not finite."""
-    if logit == -math.inf:
-        return RequestError("no token is left that allowed_token_ids, bad_words and min_tokens allow")
-    return ModelError(
-        f"the model's logits are {logit}: its weights are broken, or too large for this dtype (try float32)"
-    )

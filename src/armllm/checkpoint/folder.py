@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from armllm.checkpoint.gguf import GGUFCheckpoint
-from armllm.checkpoint.hub import OPENVINO
+from armllm.checkpoint.hub import IR
 from armllm.checkpoint.json_file import read_object
 from armllm.checkpoint.mapping import Span, mapped_spans, release, release_tensor
 from armllm.checkpoint.safetensors_file import SafetensorsFile
@@ -119,8 +119,8 @@ def _unlisted_files(folder: Path) -> list[str]:
     found = sorted(path.name for path in folder.glob("*.safetensors"))
     if found:
         return found
-    if (folder / OPENVINO).is_file():
-        raise CheckpointError(f"{folder} has a model of OpenVINO ({OPENVINO}): add --backend openvino")
+    if (folder / IR).is_file():
+        raise CheckpointError(f"{folder} has a model of OpenVINO ({IR}): add --backend openvino")
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
         raise CheckpointError(

@@ -22,8 +22,8 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER_FILES = ("*.json", "*.model", "merges.txt")
 WITHOUT_WEIGHTS = (*TOKENIZER_FILES, "*.jinja")
 WANTED = (*WITHOUT_WEIGHTS, "*.safetensors")
-OPENVINO = "openvino_model.xml"
-WANTED_BY_OPENVINO = (*WANTED, OPENVINO, "openvino_model.bin")
+IR = "openvino_model.xml"
+WANTED_BY_OPENVINO = (*WANTED, IR, "openvino_model.bin")
 # Subfolders hold other formats, consolidated files the same weights once more under Mistral's own names.
 UNWANTED = ("*/*", "consolidated*")
 SHOWN = 200  # characters of a place that a message repeats
@@ -65,7 +65,7 @@ def resolve_model(source: str, what: str = "model", options: HubOptions = HubOpt
                 f"{what} {source!r}: user {os.getuid()} may not read {file}; `chmod -R a+rX` lets everybody"
             )
         return path
-    if is_file and path.name == OPENVINO:
+    if is_file and path.name == IR:
         raise CheckpointError(f"{what} {source!r} is a file; give its folder, and --backend openvino")
     if is_file:
         raise CheckpointError(f"{what} {source!r} is a file, but neither a folder nor a .gguf file")

@@ -214,7 +214,8 @@ def _listed(binding: str, allowed: frozenset[int], size: int) -> list[frozenset[
             if size == 1
             else f"{size} lists of CPUs such as 0-31|32-63, one for each rank"
         )
-        raise RequestError(f"VLLM_CPU_OMP_THREADS_BIND must be auto, nobind or {expected}, not {binding!r}")
+        wrong = f"not {binding!r:.100}"
+        raise RequestError(f"VLLM_CPU_OMP_THREADS_BIND must be auto, nobind or {expected}, {wrong}")
     found = [frozenset(host.cpu_list(one)) for one in lists]
     for number, cpus in enumerate(found):
         if missing := sorted(cpus - allowed):

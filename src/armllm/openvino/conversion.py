@@ -6,7 +6,7 @@ import subprocess
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from armllm.checkpoint.hub import OPENVINO
+from armllm.checkpoint.hub import IR
 from armllm.errors import CheckpointError, RequestError
 from armllm.helper_process import python_module
 from armllm.progress import progress
@@ -14,7 +14,6 @@ from armllm.progress import progress
 if TYPE_CHECKING:
     from pathlib import Path
 
-IR = OPENVINO
 _FORMATS = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16"}
 
 

@@ -18,10 +18,10 @@ import openvino.frontend
 import torch
 from openvino._offline_transformations import paged_attention_transformation
 
+from armllm.checkpoint.hub import IR
 from armllm.checkpoint.json_file import check_size
 from armllm.engine.config import OPENVINO_BLOCK_SIZE
 from armllm.errors import CheckpointError, RequestError
-from armllm.openvino.conversion import IR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,12 +17,13 @@ from torch import Tensor
 
 import armisa
 from armllm.checkpoint.config import ConfigReader, ModelConfig
+from armllm.checkpoint.hub import IR
 from armllm.checkpoint.json_file import check_size
 from armllm.checkpoint.safetensors_file import MAX_BYTES
 from armllm.engine.runner import Runner
 from armllm.engine.stats import LoadReport
 from armllm.errors import CheckpointError, RequestError
-from armllm.openvino.conversion import IR, convert, is_ir, weight_options
+from armllm.openvino.conversion import convert, is_ir, weight_options
 from armllm.openvino.graph import Graph, Precision
 from armllm.progress import progress
 

@@ -15,7 +15,7 @@ from armllm.server.arrivals import Arrival
 if TYPE_CHECKING:
     import asyncio
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from armllm.server.limits import Limits
 
@@ -29,6 +29,12 @@ CHUNKED_BYTES = 8
 BAD_REQUEST = "Invalid HTTP request received."
 BAD_BODY = "The body's chunks are not as HTTP/1.1 has them, or too large: send it with a Content-Length.\n"
 BAD_CODING = "The body's Transfer-Encoding is not known: send it chunked, or with a Content-Length.\n"
+
+
+def has_unknown_coding(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a message, whose headers have names in lower case, says that its body is more than chunked."""
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    return codings not in ([], [b"chunked"])
 
 
 class _Flow(FlowControl):
@@ -137,8 +143,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._offers_protocol:
             return
         self._set_deadline(BODY_SECONDS)
-        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
-        if codings not in ([], [b"chunked"]):
+        if has_unknown_coding(self.headers):
             self._unknown_coding = True
             raise ValueError(BAD_CODING)
         super().on_headers_complete()

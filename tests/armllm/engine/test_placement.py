@@ -150,6 +150,10 @@ def test_a_list_says_where_and_how_many(machine, monkeypatch):
         monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", text)
         with pytest.raises(RequestError, match="must be auto, nobind or a list"):
             decide(cpus(*range(10)), 1, root)
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0," * 50_000)
+    with pytest.raises(RequestError) as caught:
+        decide(cpus(*range(10)), 1, root)
+    assert len(str(caught.value)) < 300, "the variable is repeated whole"
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "8-12")
     with pytest.raises(RequestError, match="names CPU 10"):
         decide(cpus(*range(10)), 1, root)

@@ -205,8 +205,9 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
         environment["PATH"] += f"{os.pathsep}{answers}"
         if plan.settings.sandbox:
             environment["CARGO_NET_OFFLINE"] = "true"
-        elif rust.RETRY not in dict(plan.variables):
-            environment |= rust.retries(rust.home(), plan.project.folder)
+        else:
+            stated = {*os.environ, *dict(plan.variables)}
+            environment |= rust.retries(rust.home(), plan.project.folder, stated)
     else:
         environment["PATH"] += f"{os.pathsep}{rust.ask(folder / ASKED_FOR_RUST)}"
     torch = torch_stub.split(plan.project.requires)[1]

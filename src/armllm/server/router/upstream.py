@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from armllm.errors import RequestError
+from armllm.server.connection import has_unknown_coding
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -182,8 +183,7 @@ class Answer:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise MalformedError(f"its answer is not HTTP: {error}") from None
-        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
-        if codings not in ([], [b"chunked"]):
+        if has_unknown_coding(self.headers):
             raise MalformedError("its answer has a Transfer-Encoding that is not known")
         if self._has_head and not 200 <= self.status < 600:
             raise MalformedError(f"its answer has the status {self.status}, which is none")

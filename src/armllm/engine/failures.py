@@ -1,0 +1,43 @@
+"""A fault that one request causes ends that request, and no other."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from armllm.errors import ArmllmError, EngineError, ModelError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Alone:
+    """A context whose error fails one request. Steps enter several, and a generator is slower."""
+
+    __slots__ = ("_fail", "_request_id")
+
+    def __init__(self, fail: Callable[[str, ArmllmError], None], request_id: str) -> None:
+        self._fail, self._request_id = fail, request_id
+
+    def __enter__(self) -> None:
+        """Nothing is needed before."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, Exception):  # there is none, or whoever runs the engine stops it
+            return False
+        if not isinstance(error, ArmllmError):  # whatever a client's request causes
+            line = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+            failure = EngineError(f"this request failed: {line:.200}")
+            failure.__cause__ = error
+            error = failure
+        self._fail(self._request_id, error)
+        return True
+
+
+def unusable(logit: float) -> ArmllmError:
+    """What to say where the greatest logit is not finite."""
+    if logit == -math.inf:
+        return RequestError("no token is left that allowed_token_ids, bad_words and min_tokens allow")
+    return ModelError(
+        f"the model's logits are {logit}: its weights are broken, or too large for this dtype (try float32)"
+    )
