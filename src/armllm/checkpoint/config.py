@@ -44,12 +44,14 @@ class Classes:
 
     pooling: "cls", "mean" or "last". activation: "softmax", "sigmoid" or "none".
     token_ids: the scores are those of these tokens; of two for one label the second's less the first's.
+    padding: the token that "last" leaves out at the end of a text; None: there is none.
     """
 
     labels: tuple[str, ...]
     pooling: str
     activation: str
     token_ids: tuple[int, ...] = ()
+    padding: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -128,8 +128,21 @@ class Pooler:
         self._modes = pooling.modes if params.pooling is None else (params.pooling,)
         if params.task in TOKEN_TASKS:
             self._modes = ("all",) if params.task != "embed&token_classify" else ("all", *self._modes)
+        self._cut_end(token_ids)
         self._states: dict[str, Tensor] = {}
         self._count = 0
+
+    def _cut_end(self, token_ids: Sequence[int]) -> None:
+        """Leave out padding tokens at the end of a text with classes, as transformers does."""
+        classes = self._pooling.classes
+        self._length = len(token_ids)
+        if classes is None or self._modes != ("last",):
+            return
+        while self._length and token_ids[self._length - 1] == classes.padding:
+            self._length -= 1
+        self._length = self._length or 1  # the first one of padding alone
+        if self._length < len(token_ids):
+            self._modes = ("last of some",)
 
     @property
     def needs_every_token(self) -> bool:
@@ -141,7 +154,8 @@ class Pooler:
         del logits
         for mode in self._modes:
             before = self._states.get(mode) if first else None
-            self._states[mode] = _gather_states(mode, before, first, hidden)
+            if first < self._length:
+                self._states[mode] = _gather_states(mode, before, first, hidden[: self._length - first])
         self._count = first + len(hidden)
 
     @torch.inference_mode()
@@ -214,7 +228,7 @@ def _gather_states(mode: str, before: Tensor | None, first: int, hidden: Tensor)
         return hidden.float() if before is None else torch.cat([before, hidden.float()])
     if mode == "cls":
         return hidden[0].float() if before is None else before
-    if mode == "last":
+    if mode in ("last", "last of some"):
         return hidden[-1].float()
     if mode == "max":
         most = hidden.amax(0).float()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
+    from armllm.layers.attention import AttentionMetadata
 
 
 class BertModel(Encoder):
@@ -94,6 +95,18 @@ class RobertaModel(BertModel):
             position_offset=padding + 1,
             ends=(_token(reader, "bos_token_id", 0), _token(reader, "eos_token_id", 2)),
         )
+
+    def embed(self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """A padding token within a text takes no position: its row is that of its own number."""
+        padding = self.config.position_offset - 1
+        is_padding = token_ids == padding
+        if is_padding.any():
+            starts = metadata.query_start_loc.long()
+            seen = is_padding.cumsum(0)
+            before = torch.cat([seen.new_zeros(1), seen])[starts[:-1]]
+            skipped = seen - before.repeat_interleave(starts.diff())
+            places = (places - skipped).masked_fill(is_padding, padding)
+        return super().embed(token_ids, places, metadata)
 
 
 def _token(reader: ConfigReader, name: str, default: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from armllm.checkpoint.config import Classes
 from armllm.layers.linear import DenseLinear, as_float32, load_linear
@@ -27,14 +27,23 @@ if TYPE_CHECKING:
 
 
 class Classifier(LlamaForCausalLM):
-    """A product gives scores of classes instead of those of tokens. The decoder comes behind in the bases."""
+    """A product gives scores of classes instead of those of tokens. The decoder comes behind in the bases.
+
+    default_padding: pad_token_id of a config.json without one.
+    """
+
+    default_padding: ClassVar[int | None] = None
 
     @classmethod
     def read_config(cls, reader: ConfigReader) -> Any:
         """The decoder's config.json with labels."""
         config = super().read_config(reader)
         tokens = reader.get("classifier_from_token", None)
-        classes = read_classes(reader, "last") if tokens is None else _read_tokens(reader, tokens, config)
+        if tokens is None:
+            padding = reader.values.get("pad_token_id", cls.default_padding)
+            classes = dataclasses.replace(read_classes(reader, "last"), padding=padding)
+        else:
+            classes = _read_tokens(reader, tokens, config)
         return dataclasses.replace(config, architecture=cls.__name__, classes=classes)
 
     def load_head(self, weights: Weights) -> Linear:
@@ -110,6 +119,10 @@ class Qwen3ForSequenceClassification(Classifier, Qwen3ForCausalLM):
 class Gemma2ForSequenceClassification(Classifier, Gemma2ForCausalLM):
     """Gemma 2."""
 
+    default_padding = 0
+
 
 class Gemma3TextForSequenceClassification(Classifier, Gemma3ForCausalLM):
     """Gemma 3's text model."""
+
+    default_padding = 0

@@ -37,9 +37,11 @@ def classifier(folder, architecture, num_labels, seed=3):
 @pytest.mark.parametrize("num_labels", [1, 3])
 @pytest.mark.parametrize("architecture", CLASSIFIERS)
 def test_scores_are_those_of_transformers(tmp_path, architecture, num_labels):
+    """The last token that is no padding counts, also where a text has several chunks."""
     model = classifier(tmp_path, architecture, num_labels)
     llm = LLM(tmp_path, dtype="float32", skip_tokenizer_init=True, max_num_batched_tokens=20)
     prompts = random_prompts((1, 12, 37), 3)
+    prompts += [[5, 6, 0, 7, 0, 0], [*prompts[1], *[0] * 30], [0, 0]]
     params = PoolingParams(task="classify", normalize=False)
     for prompt, output in zip(prompts, llm.encode(prompts, params, use_tqdm=False), strict=True):
         with torch.inference_mode():

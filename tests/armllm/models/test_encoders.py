@@ -170,11 +170,12 @@ def pooled(states):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("architecture", [name for name in ENCODERS if "Sequence" not in name])
 def test_states_are_those_of_transformers(tmp_path, architecture, seed):
-    """In one batch of mixed lengths, and in steps that hold less than a prompt."""
+    """In one batch of mixed lengths, and in steps that hold less than a prompt; padding stands in a text."""
     config = random_config(architecture, seed)
     model = save_reference(tmp_path, config)
     model = getattr(model, model.base_model_prefix, model)
-    inputs = prompts(seed)
+    padding = config["pad_token_id"]
+    inputs = [*prompts(seed), [padding, 9, padding, padding, 7, 8], [6, 7, padding]]
     with torch.inference_mode():
         expected = [pooled(model(torch.tensor([ids])).last_hidden_state[0]) for ids in inputs]
     pooling = random.Random(seed).choice(sorted(expected[0]))  # noqa: S311 - test data
