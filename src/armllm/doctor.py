@@ -223,5 +223,10 @@ def _vllm() -> Finding:
         return Finding("vLLM", "error", str(error), f"correct or unset {vllm_plugin.VARIABLE}")
     active = [status.part for status in found if status.is_active]
     shown = f"kernels of armllm in vLLM: {', '.join(active) or 'none'}"
-    rest = "; ".join(f"{status.part}: {status.reason}" for status in found if not status.is_active)
-    return Finding("vLLM", "ok", f"{shown} ({rest})" if rest else shown)
+    rest = [f"{status.part}: {status.reason}" for status in found if not status.is_active]
+    if "int4" in active and not vllm_plugin.loads_gguf():
+        rest.append("GGUF: this vLLM has no loader for it")
+    shown += f" ({'; '.join(rest)})" if rest else ""
+    if any(status.is_problem for status in found):
+        return Finding("vLLM", "warn", shown, "install a version of vLLM that docs/vllm.md names")
+    return Finding("vLLM", "ok", shown)

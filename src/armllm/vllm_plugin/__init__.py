@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import importlib.metadata
 import logging
 import os
 
@@ -82,11 +83,34 @@ def _activate(part: str, *, is_named: bool) -> Status:
         why_slower = getattr(module, "why_slower", str)  # a part without it is slower nowhere
         if (slower := why_slower()) and not is_named:
             return Status(part, f"{slower}; {VARIABLE}={part} takes ours nevertheless")
+        _add_to_compile_key(part)
         module.register()
     except Exception as error:  # noqa: BLE001 - whatever another version of vLLM has changed
         line = " ".join(f"{type(error).__name__}: {error}".split())
         return Status(part, f"this vLLM has another interface: {line:.300}", is_problem=True)
     return Status(part)
+
+
+def _add_to_compile_key(part: str) -> None:
+    """Tell vLLM that models which it compiled and stored without the part are others.
+
+    Its key of a compiled model has the values of the variables that it knows (`vllm.envs.compile_factors`).
+    A compiled model also has the layouts of weights in it, which follow from the targets of the kernels.
+    """
+    variables = importlib.import_module("vllm.envs").environment_variables
+    key = variables.get(VARIABLE, _own_key)
+    variables[VARIABLE] = lambda: f"{key()} {part}"
+
+
+def _own_key() -> str:
+    targets = {entry["target"] for entry in importlib.import_module("armllm.kernels").report().values()}
+    return " ".join([importlib.metadata.version("armllm"), *sorted(targets)])
+
+
+def loads_gguf() -> bool:
+    """Whether the vLLM that is installed may have a loader for GGUF: it has none where its list lacks it."""
+    module = importlib.import_module("vllm.model_executor.layers.quantization")
+    return "gguf" in getattr(module, "QUANTIZATION_METHODS", ["gguf"])
 
 
 def register() -> None:

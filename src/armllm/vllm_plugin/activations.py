@@ -8,6 +8,7 @@ import torch
 from vllm.model_executor.layers.activation import GELU, GeluAndMul, GELUTanh, QuickGELU, SiluAndMul
 
 import armllm.kernels.torch_ops  # noqa: F401 - registers the operators
+from armllm.vllm_plugin.interface import check_attributes
 from armllm.vllm_plugin.operators import replace_operator
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class ArmllmGeluAndMul(GeluAndMul):  # type: ignore[misc]
 
 def register() -> None:
     """Put our activations in the place of vLLM's."""
+    check_attributes(GeluAndMul, ("approximate",))
     replace_operator(GeluAndMul, ArmllmGeluAndMul)
     for layer, operator in (
         (SiluAndMul, OPS.silu_and_mul),

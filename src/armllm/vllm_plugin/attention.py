@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.config import get_current_vllm_config
+from vllm.config import ModelConfig, VllmConfig, get_current_vllm_config
 from vllm.v1.attention.backend import AttentionType
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionBackendImpl,
+    CPUAttentionMetadata,
+)
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from armllm import kernels
-from armllm.vllm_plugin.interface import check_methods
+from armllm.vllm_plugin.interface import check_attributes, check_methods
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +23,24 @@ if TYPE_CHECKING:
     from armllm.kernels import KVCacheLayout
 
 BLOCK_SIZES = (16, 32, 64, 128)
+# what is read of objects of vLLM
+ATTRIBUTES = {
+    VllmConfig: ("model_config", "speculative_config", "kv_transfer_config"),
+    ModelConfig: ("dtype", "is_diffusion", "is_multimodal_model"),
+    CPUAttentionMetadata: ("num_actual_tokens", "block_table", "query_start_loc", "seq_lens"),
+    CPUAttentionBackendImpl: (
+        "attn_type",
+        "kv_cache_dtype",
+        "num_heads",
+        "num_kv_heads",
+        "head_size",
+        "scale",
+        "sliding_window",
+        "logits_soft_cap",
+        "alibi_slopes",
+        "sinks",
+    ),
+}
 
 
 class ArmllmAttentionImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
@@ -38,6 +60,7 @@ class ArmllmAttentionImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
             and self.head_size % 8 == 0
             # pictures may see each other both ways, drafts too; other machines want vLLM's order of a block
             and not config.model_config.is_multimodal_model
+            and not config.model_config.is_diffusion
             and config.speculative_config is None
             and config.kv_transfer_config is None
         )
@@ -134,4 +157,6 @@ class ArmllmAttentionBackend(CPUAttentionBackend):  # type: ignore[misc]
 def register() -> None:
     """Put `ArmllmAttentionBackend` in the place of vLLM's for CPUs."""
     check_methods(ArmllmAttentionImpl, ("do_kv_cache_update", "forward"))
+    for kind, names in ATTRIBUTES.items():
+        check_attributes(kind, names)
     register_backend(AttentionBackendEnum.CPU_ATTN, f"{__name__}.{ArmllmAttentionBackend.__name__}")

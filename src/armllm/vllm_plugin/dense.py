@@ -20,7 +20,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 import armllm.kernels.torch_ops  # noqa: F401 - registers the operators
 from armllm import kernels
 from armllm.layers.linear import has_fast_kernel, has_own_products, has_torch_product
-from armllm.vllm_plugin.interface import check_methods
+from armllm.vllm_plugin.interface import check_attributes, check_methods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,6 +130,8 @@ def register() -> None:
     """Let vLLM build its layers with our products."""
     for method in (ArmllmLinearMethod, ArmllmHeadMethod):
         check_methods(method, ("process_weights_after_loading", "apply"))
+    for layer in (*LINEAR, ParallelLMHead):
+        check_attributes(layer, ("quant_method",))
     for layer in LINEAR:
         ours = _with_method(layer, UnquantizedLinearMethod, ArmllmLinearMethod)
         PluggableLayer.register_oot(ours, name=layer.__name__)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEParallelConfig
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
 from armllm import kernels
 from armllm.layers.linear import has_fast_kernel, has_fast_panels
-from armllm.vllm_plugin.interface import check_methods
+from armllm.vllm_plugin.interface import check_attributes, check_methods
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,13 @@ OPS = {
     torch.bfloat16: kernels.moe_bf16,
     torch.float16: kernels.moe_f16,
     torch.float32: kernels.moe_f32,
+}
+# what is read of objects of vLLM
+ATTRIBUTES = {
+    FusedMoEConfig: ("is_act_and_mul", "activation", "in_dtype", "swiglu_limit", "moe_parallel_config"),
+    FusedMoEParallelConfig: ("use_ep", "enable_eplb"),
+    CPUUnquantizedExperts: ("w1_bias", "w2_bias"),
+    UnquantizedFusedMoEMethod: ("experts_cls",),
 }
 # The experts of each layer, by the number that the operator takes: torch's compiler sees tensors and numbers.
 LAYERS: weakref.WeakValueDictionary[int, kernels.Experts] = weakref.WeakValueDictionary()
@@ -59,11 +67,12 @@ torch.library.register_fake(
 
 
 def can_compute(moe: Any) -> bool:
-    """Whether the kernels have such experts: gated, and each on this rank."""
+    """Whether the kernels have such experts: gated without a clamp, and each on this rank."""
     return (
         moe.is_act_and_mul
         and moe.activation in ACTIVATIONS
         and moe.in_dtype in OPS
+        and moe.swiglu_limit is None
         and not moe.moe_parallel_config.use_ep
         and not moe.moe_parallel_config.enable_eplb
     )
@@ -126,4 +135,6 @@ class ArmllmMoEMethod(UnquantizedFusedMoEMethod):  # type: ignore[misc]
 def register() -> None:
     """Let vLLM compute experts by our kernels."""
     check_methods(ArmllmExperts, ("process_weights_after_loading", "apply"))
+    for kind, names in ATTRIBUTES.items():
+        check_attributes(kind, names)
     UnquantizedFusedMoEMethod.register_oot(ArmllmMoEMethod, name=UnquantizedFusedMoEMethod.__name__)

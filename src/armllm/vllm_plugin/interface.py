@@ -1,7 +1,8 @@
-"""Whether the methods of vLLM that ours replace are those that we know."""
+"""Whether the methods of vLLM that ours replace, and what these read of objects, are those that we know."""
 
 from __future__ import annotations
 
+import dis
 import inspect
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def check_attributes(kind: type, names: Iterable[str]) -> None:
+    """TypeError where no class that ``kind`` derives from has or sets attributes of such names."""
+    found: set[str] = set()
+    for one in kind.__mro__:
+        found |= vars(one).keys() | inspect.get_annotations(one).keys()
+        for method in filter(inspect.isfunction, vars(one).values()):
+            for step in dis.get_instructions(method):
+                # a buffer of torch has its name in a text
+                found |= {step.argval} if step.opname in {"STORE_ATTR", "LOAD_CONST"} else set()
+    if missing := set(names) - found:
+        raise TypeError(f"its {kind.__name__} has no {', '.join(sorted(missing))}")
 
 
 def check_methods(ours: type, names: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from vllm.scalar_type import scalar_types
 from armllm.checkpoint.matrix import IntegerWeight
 from armllm.checkpoint.scheme import largest_group
 from armllm.quant.bit_packing import centered, unpack
-from armllm.vllm_plugin.interface import check_methods
+from armllm.vllm_plugin.interface import check_attributes, check_methods
 from armllm.vllm_plugin.products import PackedProduct, release
 from armllm.vllm_plugin.selection import check_interface, prefer
 
@@ -105,4 +105,5 @@ def register() -> None:
     check_interface(ArmllmWNA16LinearKernel, MPLinearLayerConfig, fields)
     methods = ("process_weights_after_loading", "apply_weights", "_get_weight_params")
     check_methods(ArmllmWNA16LinearKernel, methods)
+    check_attributes(MPLinearKernel, ("config", "w_q_name", "w_s_name", "w_zp_name"))
     prefer(ArmllmWNA16LinearKernel, [Dynamic4bitLinearKernel, CPUWNA16LinearKernel], "mp")

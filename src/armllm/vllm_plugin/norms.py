@@ -8,6 +8,7 @@ import torch
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
 
 import armllm.kernels.torch_ops  # noqa: F401 - registers the operators
+from armllm.vllm_plugin.interface import check_attributes
 from armllm.vllm_plugin.operators import replace_operator
 
 if TYPE_CHECKING:
@@ -66,9 +67,11 @@ class ArmllmLayerNorm(LayerNorm):  # type: ignore[misc]
 
 def register() -> None:
     """Put our norms in the place of vLLM's."""
-    for layer, ours in (
-        (RMSNorm, ArmllmRMSNorm),
-        (GemmaRMSNorm, ArmllmGemmaRMSNorm),
-        (LayerNorm, ArmllmLayerNorm),
+    rms = ("weight", "variance_epsilon")
+    for layer, ours, attributes in (
+        (RMSNorm, ArmllmRMSNorm, (*rms, "has_weight", "variance_size_override")),
+        (GemmaRMSNorm, ArmllmGemmaRMSNorm, rms),
+        (LayerNorm, ArmllmLayerNorm, ("weight", "bias", "eps")),
     ):
+        check_attributes(layer, attributes)
         replace_operator(layer, ours)

@@ -11,6 +11,7 @@ from vllm.model_executor.layers.rotary_embedding.llama3_rope import Llama3Rotary
 from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNScalingRotaryEmbedding
 
 import armllm.kernels.torch_ops  # noqa: F401 - registers the operators
+from armllm.vllm_plugin.interface import check_attributes
 from armllm.vllm_plugin.operators import replace_operator
 
 if TYPE_CHECKING:
@@ -44,4 +45,5 @@ def _rotary(layer: type) -> type:
 def register() -> None:
     """Put our rotation in the place of vLLM's."""
     for layer in LAYERS:
+        check_attributes(layer, ("cos_sin_cache", "head_size", "is_neox_style"))
         replace_operator(layer, _rotary(layer))

@@ -13,7 +13,7 @@ from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLine
 
 from armllm import kernels
 from armllm.checkpoint.matrix import IntegerWeight
-from armllm.vllm_plugin.interface import check_methods
+from armllm.vllm_plugin.interface import check_attributes, check_methods
 from armllm.vllm_plugin.products import PackedProduct, release
 from armllm.vllm_plugin.selection import check_interface, prefer
 
@@ -75,4 +75,5 @@ def register() -> None:
     check_interface(ArmllmInt8ScaledMMLinearKernel, Int8ScaledMMLinearLayerConfig, fields)
     methods = ("process_weights_after_loading", "apply_weights", "_get_layer_params")
     check_methods(ArmllmInt8ScaledMMLinearKernel, methods)
+    check_attributes(Int8ScaledMMLinearKernel, ("config", "layer_param_names"))
     prefer(ArmllmInt8ScaledMMLinearKernel, [CPUInt8ScaledMMLinearKernel], "int8")

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-REQUIRED = ("torch==2.10.0", "safetensors", "tokenizers", "tqdm", "jinja2", "llguidance", "huggingface-hub")
+OPERATORS = ROOT / "tests" / "armllm" / "kernels" / "test_torch_ops.py"
+PACKAGES = ("safetensors", "tokenizers", "tqdm", "jinja2", "llguidance", "huggingface-hub")
+REQUIRED = ("torch==2.10.0", "pytest", *PACKAGES)
 STEPS = """
 import os, sys
 os.environ["ONEDNN_VERBOSE"] = "1"
@@ -30,6 +32,12 @@ for dtype, quantization in (*bfloat16, ("float32", None)):
     assert [len(one.ops) for one in decode.recordings.values()] == [1], decode.refused
     print("generated", dtype, quantization, flush=True)
 import torch
+sys.path.insert(0, sys.argv[2])
+import test_torch_ops
+for dtype in test_torch_ops.DTYPES:
+    test_torch_ops.test_operators_compute_what_the_functions_compute(dtype)
+    test_torch_ops.test_operators_in_place_change_what_the_functions_change(dtype)
+print("computed operators", flush=True)
 torch.nn.functional.linear(*(torch.ones(64, 64, dtype=torch.bfloat16) for _ in range(2)))
 """
 
@@ -43,6 +51,8 @@ def test_a_step_copies_no_weight_into_another_order(tmp_path):
     That is three times the bytes of a decode.
 
     And without a product of torch's, a recorded step is one call.
+
+    The operators that vLLM gets compute there, too.
     """
     armbuild = [sys.executable, "-m", "armbuild"]
     build = ["wheel", ROOT, "--python=3.11", "--no-smoke", f"--output={tmp_path}"]
@@ -51,10 +61,12 @@ def test_a_step_copies_no_weight_into_another_order(tmp_path):
     script, trace = tmp_path / "steps.py", tmp_path / "trace"
     script.write_text(STEPS)
     requires = [f"--requires={name}" for name in REQUIRED]
-    run = ["smoke", wheel, "--cpu=neoverse-v1", f"--command=python {script} {trace}", *requires]
+    command = f"--command=python {script} {trace} {OPERATORS.parent}"
+    run = ["smoke", wheel, "--cpu=neoverse-v1", command, *requires]
     done = subprocess.run([*armbuild, *run], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     steps, last, torchs = trace.read_text().partition("generated float32 None\n")
     assert last
     assert "reorder" not in steps
+    assert "computed operators" in torchs
     assert "reorder" in torchs, "torch's product copies no weight any more, or oneDNN does not say so"

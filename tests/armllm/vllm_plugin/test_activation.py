@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from armllm import vllm_plugin
+from armllm import kernels, vllm_plugin
 
 
 @pytest.fixture(autouse=True)
@@ -96,17 +96,48 @@ def test_a_vllm_for_gpus_keeps_all_its_kernels(monkeypatch, caplog):
     assert {status.reason for status in vllm_plugin.activate()} == {"this vLLM does not compute on the CPU"}
 
 
-def test_a_slower_part_is_active_only_where_it_is_named(monkeypatch):
-    platforms = types.ModuleType("vllm.platforms")
+@pytest.fixture
+def scaled(monkeypatch):
+    """A vLLM of which one part can be used, and its compile key."""
+    platforms, envs = types.ModuleType("vllm.platforms"), types.ModuleType("vllm.envs")
     platforms.current_platform = types.SimpleNamespace(is_cpu=lambda: True)
+    envs.environment_variables = {}
     part = types.ModuleType("armllm.vllm_plugin.scaled")
-    part.why_slower = lambda: "it has no dot products"
     part.register = lambda: None
-    for module in (types.ModuleType("vllm"), platforms, part):
+    for module in (types.ModuleType("vllm"), platforms, envs, part):
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    part.variables = envs.environment_variables
+    return part
+
+
+def test_a_slower_part_is_active_only_where_it_is_named(monkeypatch, scaled):
+    scaled.why_slower = lambda: "it has no dot products"
     found = {status.part: status for status in vllm_plugin.activate()}
     assert found["int8"].reason == "it has no dot products; ARMLLM_VLLM=int8 takes ours nevertheless"
     assert not found["int8"].is_problem
     vllm_plugin.activate.cache_clear()
     monkeypatch.setenv(vllm_plugin.VARIABLE, "int8")
     assert [status.part for status in vllm_plugin.activate() if status.is_active] == ["int8"]
+
+
+def test_vllm_s_key_of_a_compiled_model_has_the_parts_and_the_targets(monkeypatch, scaled):
+    """It would catch a stored model that calls our kernels with weights in the order of vLLM's."""
+    monkeypatch.setenv(vllm_plugin.VARIABLE, "none")
+    vllm_plugin.activate()
+    assert not scaled.variables
+    vllm_plugin.activate.cache_clear()
+    monkeypatch.setenv(vllm_plugin.VARIABLE, "int8")
+    vllm_plugin.activate()
+    [(name, value)] = scaled.variables.items()
+    assert name == vllm_plugin.VARIABLE
+    assert value().endswith(" int8")
+    assert {entry["target"] for entry in kernels.report().values()} < set(value().split())
+
+
+def test_a_vllm_without_such_a_key_keeps_its_kernels(monkeypatch, caplog, scaled):
+    monkeypatch.setenv(vllm_plugin.VARIABLE, "int8")
+    monkeypatch.delattr(sys.modules["vllm.envs"], "environment_variables")
+    scaled.register = lambda: pytest.fail("it was registered")
+    vllm_plugin.register()
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("armllm: int8: this vLLM has another interface: AttributeError")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
 
-from armllm.vllm_plugin.interface import check_methods
+import pytest
+import torch
+
+from armllm.vllm_plugin.interface import check_attributes, check_methods
 
 
 class Known:
@@ -40,3 +43,35 @@ def test_other_arguments_are_named(ours):
 def test_a_method_that_is_gone_is_named():
     with pytest.raises(TypeError, match="its Known has no forward"):
         check_methods(Ours, ["forward"])
+
+
+class Norm(torch.nn.Module):
+    scale = 1
+
+    def __init__(self):
+        super().__init__()
+        self.eps: float = 1e-5
+        self.register_buffer("table", torch.zeros(1))
+
+    @property
+    def weight(self):
+        """Computed."""
+
+
+@dataclasses.dataclass
+class Config:
+    dtype: str
+
+
+class Deeper(Norm, Config):
+    """What both have."""
+
+
+def test_attributes_are_found_before_there_is_an_object():
+    check_attributes(Deeper, ["scale", "eps", "table", "weight", "dtype"])
+
+
+def test_an_attribute_that_is_gone_is_named():
+    """It would catch a plugin that fails in the first step of a model."""
+    with pytest.raises(TypeError, match="its Deeper has no bias, epsilon"):
+        check_attributes(Deeper, ["epsilon", "bias", "eps"])

@@ -76,6 +76,45 @@ for static in (False, True):
 config.input_symmetric = False
 assert not ArmllmInt8ScaledMMLinearKernel.can_implement(config)[0]
 """
+# Renames hooks and attributes of vLLM, each in a process of its own: "module, its name, parts that need it".
+RENAMED = """
+import importlib, inspect, json, os, sys
+from armllm import vllm_plugin
+
+def rename(holder, name):
+    if hasattr(holder, name):
+        return delattr(holder, name)
+    for method in filter(inspect.isfunction, vars(holder).values()):
+        names = [name + "_" if one == name else one for one in method.__code__.co_names]
+        method.__code__ = method.__code__.replace(co_names=tuple(names))
+
+holders = []
+for module, path in json.loads(sys.argv[1]):
+    holder = importlib.import_module(module)
+    *classes, name = path.split(".")
+    for one in classes:
+        holder = getattr(holder, one)
+    holders.append((holder, name))
+for holder, name in holders:
+    if os.fork() == 0:
+        rename(holder, name)
+        vllm_plugin.register()
+        print("PARTS", *sorted(one.part for one in vllm_plugin.activate() if one.is_problem), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+LAYERS = "vllm.model_executor.layers"
+RENAMES = {
+    ("vllm.model_executor.kernels.linear", "register_linear_kernel"): "int4 int8",
+    ("vllm.model_executor.custom_op", "CustomOp.register_oot"): "activation moe norm rotary",
+    ("vllm.model_executor.custom_op", "PluggableLayer.register_oot"): "dense",
+    ("vllm.v1.attention.backends.registry", "register_backend"): "attention",
+    ("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackendImpl.logits_soft_cap"): "attention",
+    (f"{LAYERS}.layernorm", "RMSNorm.variance_epsilon"): "norm",
+    (f"{LAYERS}.rotary_embedding.base", "RotaryEmbeddingBase.is_neox_style"): "rotary",
+    (f"{LAYERS}.linear", "LinearBase.quant_method"): "dense",
+    ("vllm.model_executor.kernels.linear", "MPLinearKernel.w_q_name"): "int4",
+}
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +222,17 @@ def test_weights_and_inputs_of_8_bits(vllm):
     """It would catch a scale per matrix that is not spread over its rows."""
     done = subprocess.run([vllm.python, "-c", SCALED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_vllm_with_other_names_keeps_its_own_kernels(vllm):
+    """It would catch a crash in the first step, where an attribute is read that has another name."""
+    environment = os.environ | {"ARMLLM_VLLM": ",".join(vllm_plugin.PARTS)}
+    command = [vllm.python, "-c", RENAMED, json.dumps(list(RENAMES))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [line.removeprefix("PARTS ") for line in done.stdout.splitlines() if line.startswith("PARTS")]
+    assert dict(zip(RENAMES, found, strict=True)) == RENAMES
+    assert done.stderr.count("vLLM keeps its own kernels") == len(" ".join(RENAMES.values()).split())
 
 
 @pytest.mark.parametrize(

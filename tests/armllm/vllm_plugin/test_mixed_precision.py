@@ -1,0 +1,108 @@
+"""Which layers of 4 and 8 bits the plugin takes, by what vLLM says of them; vLLM itself is not needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+import types
+
+import pytest
+import torch
+
+LINEAR = "vllm.model_executor.kernels.linear"
+MIXED = f"{LINEAR}.mixed_precision"
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalarType:
+    """What the plugin asks of vLLM's class of this name."""
+
+    size_bits: int
+    bias: int = 0
+    signed: bool = False
+
+    def is_signed(self):
+        return self.signed
+
+
+TYPES = {
+    "int4": ScalarType(4, signed=True),
+    "uint4": ScalarType(4),
+    "uint4b8": ScalarType(4, 8),
+    "uint8": ScalarType(8),
+    "uint8b128": ScalarType(8, 128),
+}
+
+
+class Kernel:
+    def __init__(self, config):
+        self.config = config
+        self.w_q_name, self.w_s_name, self.w_zp_name = "q", "s", "z"
+
+    def _get_weight_params(self, layer):
+        return layer.q, layer.s, getattr(layer, "z", None)
+
+
+@dataclasses.dataclass
+class Config:
+    weight_type: ScalarType
+    group_size: int
+    zero_points: bool = False
+    act_type: torch.dtype = torch.bfloat16
+    partition_weight_shape: tuple[int, int] = (256, 32)
+
+
+@pytest.fixture
+def ours(monkeypatch):
+    """The class of the plugin, with vLLM's names as they are here."""
+    names = {
+        f"{MIXED}.cpu": {"CPUWNA16LinearKernel": Kernel},
+        f"{MIXED}.dynamic_4bit": {"Dynamic4bitLinearKernel": Kernel},
+        f"{MIXED}.MPLinearKernel": {"MPLinearKernel": Kernel, "MPLinearLayerConfig": Config},
+        "vllm.scalar_type": {"scalar_types": types.SimpleNamespace(**TYPES)},
+        LINEAR: {"register_linear_kernel": None},
+        "vllm.platforms": {"PlatformEnum": None},
+    }
+    for name, attributes in names.items():
+        parts = name.split(".")
+        for count in range(1, len(parts)):
+            parent = ".".join(parts[:count])
+            if parent not in names:
+                monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
+        module = types.ModuleType(name)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+    for module in ("mixed_precision", "selection"):
+        monkeypatch.delitem(sys.modules, f"armllm.vllm_plugin.{module}", raising=False)
+    yield importlib.import_module("armllm.vllm_plugin.mixed_precision").ArmllmWNA16LinearKernel
+    for module in ("mixed_precision", "selection"):
+        del sys.modules[f"armllm.vllm_plugin.{module}"]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("group", [-1, 32, 64, 96, 128, 256])
+def test_groups_and_types_that_the_kernels_have_are_taken(ours, kind, group):
+    shape = (192 if group == 96 else 256, 32)
+    assert ours.can_implement(Config(TYPES[kind], group, partition_weight_shape=shape)) == (True, None)
+
+
+@pytest.mark.parametrize("group", [0, -2, 16, 48, 512])
+def test_other_groups_stay_with_vllm(ours, group):
+    """It would catch a division by a group of 0, which ends vLLM."""
+    taken, why = ours.can_implement(Config(TYPES["uint4b8"], group))
+    assert (taken, why) == (False, f"armllm has no groups of {group} for 256 inputs")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"weight_type": ScalarType(2)}, "weights of type"),
+        ({"act_type": torch.int8}, "inputs of torch.int8"),
+        ({"zero_points": True}, "zero points for weights of type"),
+    ],
+)
+def test_what_the_kernels_lack_is_named(ours, change, why):
+    taken, reason = ours.can_implement(dataclasses.replace(Config(TYPES["uint4b8"], 64), **change))
+    assert not taken
+    assert why in reason
