@@ -73,7 +73,7 @@ def test_info_tells_shape_and_size(folder, capsys, make_checkpoint):
         (["bench", "latency", "--model", "FOLDER", "--kv-cache-dtype", "fp8"], 2, "kv_cache_dtype must be"),
         (["chat", "FOLDER", "--kv-cache-dtype", "fp8"], 2, "kv_cache_dtype must be"),
         (["serve", "FOLDER", "--kv-cache-dtype", "fp8"], 2, "kv_cache_dtype must be"),
-        (["serve", "FOLDER", "-dp", "1025"], 2, "1025 is not in the range 1<=x<=1024"),
+        (["serve", "FOLDER", "-dp", "1025"], 2, "less than or equal to 1024"),
         (["run", "FOLDER", "x", "--temperature", "-1"], 2, "temperature"),
         (["run", "FOLDER", "x", "--max-tokens", "many"], 2, "--max-tokens"),
         (["run", "FOLDER"], 2, "PROMPT"),
