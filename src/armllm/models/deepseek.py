@@ -117,7 +117,7 @@ class LatentAttention:
     def __call__(self, x: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None) -> Tensor:
         query, key, value = self.project(x, places)
         attended = self.attention(self.padded(query), self.padded(key), self.padded(value), metadata)
-        attended = attended[..., : self.config.value_dim].flatten(1)
+        attended = attended[..., : self.config.value_dim].flatten(1).contiguous()  # a view for values of 1
         return self.o_proj(attended if rows is None else gather(attended, rows))
 
     def project(self, x: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -103,10 +103,18 @@ def granite_fields(reader: ConfigReader, architecture: str, *, kinds_known: bool
     common = reader.common(architecture, default_eos=2, default_positions=2048)
     return {
         **llama_fields(reader, common),
-        **{name: reader.number(name, 1.0) for name in FACTORS},
+        **{name: _factor(reader, name) for name in FACTORS},
         "windows": (None,) * common["num_layers"]
         if kinds_known
         else same_everywhere(reader, common["num_layers"], None),
         "qkv_bias": bias,
         "output_bias": bias,
     }
+
+
+def _factor(reader: ConfigReader, name: str) -> float:
+    """1 where the key is absent; what a null means differs between attention kernels of transformers."""
+    factor = reader.optional_number(name, 1.0)
+    if factor is None:
+        raise reader.error(f"{name} null is not supported; remove it for 1.0")
+    return factor

@@ -163,6 +163,8 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
         ("GemmaForCausalLM", {"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not known"),
         ("GraniteForCausalLM", {"residual_multiplier": 0}, "residual_multiplier must be a positive number"),
+        ("GraniteForCausalLM", {"attention_multiplier": None}, "attention_multiplier null is not supported"),
+        ("GraniteMoeHybridForCausalLM", {"attention_multiplier": None}, "attention_multiplier null is not"),
         ("GlmForCausalLM", {"partial_rotary_factor": 0.001}, "partial_rotary_factor turns 0 of 128"),
         ("Olmo2ForCausalLM", {"clip_qkv": 8.0}, "clip_qkv 8.0 is not known"),
         ("Olmo2ForCausalLM", {"layer_types": [SLIDING, FULL]}, "layer_types other than one kind"),

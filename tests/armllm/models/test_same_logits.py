@@ -31,6 +31,15 @@ def test_fp32_logits_are_those_of_transformers(tmp_path, architecture, seed):
     check_logits(llm, model, random_prompts(PROMPT_LENGTHS, seed), NUM_TOKENS, config)
 
 
+@pytest.mark.parametrize("architecture", ["DeepseekV2ForCausalLM", "MiniCPM3ForCausalLM"])
+def test_latent_values_of_one_element_have_the_same_logits(tmp_path, architecture):
+    """Catches a product or a choice of rows that is given every eighth element of the padded values."""
+    config = random_config(architecture, 0) | {"v_head_dim": 1}
+    model = save_reference(tmp_path, config, 0)
+    llm = Spy(LLM(tmp_path, dtype="float32", skip_tokenizer_init=True))
+    check_logits(llm, model, random_prompts((1, 20), 0), 3, config)
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_family_gives_the_same_tokens_in_a_batch_and_in_chunks(tmp_path, architecture):
     config = random_config(architecture, 200)
