@@ -90,7 +90,7 @@ def docs(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The fast tests; arguments go to pytest."""
     selection = ["-m", "not slow and not emulated and not network"]
-    session.run(*PYTEST, "-n", "3", *selection, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run(*PYTEST, "-n", "2", *selection, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session
