@@ -256,6 +256,15 @@ def _names(reader: ConfigReader, key: str, default: list[str]) -> tuple[str, ...
     return tuple(names)
 
 
+def read_targets(reader: ConfigReader) -> tuple[str, ...]:
+    """Names, patterns and "Linear": the matrices of one of config_groups."""
+    targets = _names(reader, "targets", ["Linear"])
+    for target in targets:
+        if target[:1].isupper() and target != "Linear":
+            raise reader.error(f"targets: layers of class {target!r} are not supported, only 'Linear'")
+    return targets
+
+
 def _group(reader: ConfigReader, form: str) -> Group:
     """One of config_groups, or CheckpointError naming the scheme that is not supported."""
     form = str(reader.get("format", form)).replace("naive-", "int-")
@@ -275,15 +284,11 @@ def _group(reader: ConfigReader, form: str) -> Group:
     if reader.get("output_activations", None):
         raise reader.error("output_activations are not supported")
     strategy = weights.choice("strategy", _implied_strategy(weights), ("channel", "group", "tensor"))
-    targets = _names(reader, "targets", ["Linear"])
-    for target in targets:
-        if target[:1].isupper() and target != "Linear":
-            raise reader.error(f"targets: layers of class {target!r} are not supported, only 'Linear'")
     order = weights.get("actorder", False)
     if order not in (False, *GROUP_ORDERS, *WEIGHT_ORDERS):
         raise weights.error(f"actorder {order!r} is not supported")
     return Group(
-        targets=targets,
+        targets=read_targets(reader),
         form=form,
         bits=bits,
         group_size=_group_size(weights, strategy),

@@ -34,7 +34,7 @@ def _compressed(reader: ConfigReader) -> WeightFormat:
     if not is_float(reader):
         return CompressedTensors.of(reader)
     checked = FloatFormat.of_compressed(reader)
-    return CompressedMXFP4() if is_compressed(reader) else checked
+    return CompressedMXFP4.of(reader) if is_compressed(reader) else checked
 
 
 READERS: dict[str, Callable[[ConfigReader], WeightFormat]] = {

@@ -16,6 +16,7 @@ import torch
 
 from armllm.checkpoint.matrix import IntegerWeight
 from armllm.checkpoint.scheme import Scheme
+from armllm.quant.compressed_tensors import read_targets
 from armllm.quant.integers import IntegerFormat
 
 if TYPE_CHECKING:
@@ -86,6 +87,14 @@ class CompressedMXFP4(IntegerFormat):
     """quant_method "compressed-tensors" of MXFP4 only; a matrix is one if the checkpoint has it packed."""
 
     method = "compressed-tensors"
+
+    @classmethod
+    def of(cls, reader: ConfigReader) -> CompressedMXFP4:
+        """Read config.json's object; what is packed only repeats the targets, which must be matrices."""
+        section = reader.section("config_groups")
+        for name in section.values:
+            read_targets(section.section(name))
+        return cls()
 
     def __str__(self) -> str:
         return f"{self.method} ({COMPRESSED})"

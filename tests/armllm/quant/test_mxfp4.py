@@ -13,6 +13,7 @@ from tests.armllm.models.reference import Spy, expected_logits, random_prompts, 
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from armllm import LLM, kernels
+from armllm.convert.pack import pack_checkpoint
 from armllm.errors import CheckpointError
 from armllm.quant.mxfp4 import MXFP4
 
@@ -127,6 +128,13 @@ def test_damaged_blocks_and_scales_are_named(checkpoint, tmp_path, change, words
         LLM(tmp_path, dtype="float32", skip_tokenizer_init=True)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_stack_of_experts_is_not_packed(checkpoint, tmp_path):
+    """Catches a folder without them, or with matrices that nobody finds."""
+    with pytest.raises(CheckpointError, match="holds several matrices in one tensor and can't be packed"):
+        pack_checkpoint(str(checkpoint[0]), tmp_path / "packed")
+    assert not list(tmp_path.iterdir())
 
 
 def test_changed_checkpoints(checkpoint, tmp_path):

@@ -80,6 +80,13 @@ FLOAT["format"] = "float-quantized"
             compressed(config_groups={"group_0": {"targets": ["Embedding"], "weights": WEIGHTS}}),
             "layers of class 'Embedding' are not supported",
         ),
+        (
+            compressed(
+                format="mxfp4-pack-quantized",
+                config_groups={"group_0": {"targets": ["Linear", "Embedding"], "weights": {"type": "float"}}},
+            ),
+            "group_0.targets: layers of class 'Embedding' are not supported",
+        ),
         (compressed(config_groups={}), "there is no group"),
         (compressed(ignore="lm_head"), "ignore must be a list of names"),
         (compressed(ignore=["re:("]), "is no regular expression"),
