@@ -117,7 +117,7 @@ def wheel(session: nox.Session) -> None:
 def proofs(session: nox.Session) -> None:
     """The tests that build, download or emulate; arguments go to pytest."""
     # Emulators and waiting for packages use one core; the tests of a file share what they build.
-    # tests/conftest.py puts the longest files first.
+    # tests/conftest.py puts the longest files last.
     options = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=40"]
     env = {"TESTS_END": str(START + 60 * MOST_MINUTES)}
     # Only a wheel of this run is one of this commit.
