@@ -10,6 +10,7 @@ import json
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,6 +103,14 @@ for holder, name in holders:
         print("PARTS", *sorted(one.part for one in vllm_plugin.activate() if one.is_problem), flush=True)
         os._exit(0)
     assert os.wait()[1] == 0
+"""
+# What vLLM's loader of plugins imports of ours.
+LOADED = """
+import sys
+from vllm.plugins import load_general_plugins
+
+load_general_plugins()
+print("OURS", *sorted(name for name in sys.modules if name.startswith("arm")))
 """
 LAYERS = "vllm.model_executor.layers"
 RENAMES = {
@@ -216,6 +225,29 @@ def test_vllm_s_own_files_stay_as_they_were_installed(vllm):
     ]
     assert len(found.files) > 1000
     assert not changed
+
+
+def test_vllm_loads_nothing_of_ours_once_it_is_removed(vllm, tmp_path):
+    """It would catch an entry point or an import hook that pip does not remove."""
+    command = [vllm.python, "-c", "import sys; print(*sys.path[1:], sep=chr(10))"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    folders = [Path(path) for path in shown if path.endswith("site-packages")]
+    for file in (file for folder in folders for file in folder.iterdir()):
+        if not (tmp_path / file.name).is_symlink():
+            (tmp_path / file.name).symlink_to(file)
+
+    def loaded():
+        environment = os.environ | {"PYTHONPATH": str(tmp_path), vllm_plugin.VARIABLE: "none"}
+        command = [vllm.python, "-S", "-c", LOADED]  # without the environment's own folders
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout.splitlines()[-1].split()
+
+    assert "armllm.vllm_plugin" in loaded()
+    [installed] = importlib.metadata.distributions(name="armllm", path=[str(tmp_path)])
+    for name in {file.parts[0] for file in installed.files} - {".."}:  # what pip removes
+        (tmp_path / name).unlink(missing_ok=True)
+    assert loaded() == ["OURS"]
 
 
 def test_weights_and_inputs_of_8_bits(vllm):
