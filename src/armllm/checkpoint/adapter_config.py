@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CONFIG = "adapter_config.json"
 LONGEST_PATTERN = 1000  # characters of a regular expression
 MOST_PATTERNS = 1024  # of one key; a model of 126 layers has 882 matrices
+WEIGHT = ".weight"  # ends a parameter that is the matrix of a module
 # Initializations that leave the base's weights as they are; PiSSA, OLoRA, CorDA and LoftQ change them.
 PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 # Training and bookkeeping.
@@ -31,7 +32,7 @@ IGNORED = frozenset(
 )
 READ = frozenset(
     {"alpha_pattern", "bias", "exclude_modules", "layers_pattern", "layers_to_transform", "lora_alpha", "r"}
-    | {"rank_pattern", "target_modules", "use_dora", "use_rslora"}
+    | {"rank_pattern", "target_modules", "target_parameters", "use_dora", "use_rslora"}
 )
 
 
@@ -49,6 +50,7 @@ class AdapterConfig:
         self.use_dora, self._use_rslora = self._switch("use_dora"), self._switch("use_rslora")
         self._ranks, self._alphas = self._pattern("rank_pattern"), self._pattern("alpha_pattern")
         self.targets = self._names("target_modules")
+        self._parameters = self._modules_of_parameters()
         self._excluded = self._names("exclude_modules")
         self._layers = self._numbers_of_layers()
         patterns = self.values.get("layers_pattern") or []
@@ -70,10 +72,6 @@ class AdapterConfig:
         if values.get("modules_to_save"):
             raise self.error(
                 f"modules_to_save {values['modules_to_save']!r} is not supported: merge the adapter"
-            )
-        if values.get("target_parameters"):
-            raise self.error(
-                f"target_parameters {values['target_parameters']!r} is not supported (MoE experts)"
             )
         if values.get("init_lora_weights") not in PLAIN_STARTS:
             raise self.error(
@@ -128,6 +126,14 @@ class AdapterConfig:
             return values
         return frozenset(self._texts(key, values or []))
 
+    def _modules_of_parameters(self) -> frozenset[str]:
+        """The modules in target_parameters, as PEFT names routers; experts have other names."""
+        names = self._texts("target_parameters", self.values.get("target_parameters") or [])
+        for name in names:
+            if not name.endswith(WEIGHT):
+                raise self.error(f"target_parameters {name!r:.100} is not supported (MoE experts)")
+        return frozenset(name.removesuffix(WEIGHT) for name in names)
+
     def _numbers_of_layers(self) -> set[int] | None:
         values = self.values.get("layers_to_transform")
         if values is None:
@@ -171,19 +177,25 @@ class AdapterConfig:
     def _by_pattern(
         self, values: dict[str, float], modules: Collection[str], default: float
     ) -> dict[str, float]:
-        """By module: the value of the first pattern that matches the end of its name.
+        """By module: the value of the first pattern that matches the end of its name, or of its parameter's.
 
         Pattern by pattern, since `re` remembers only a few that it has compiled.
         """
         found: dict[str, float] = {}
+        keys = {name: f"{name}{WEIGHT}" if self._is_parameter(name) else name for name in modules}
         for pattern, value in values.items():
-            for module in modules:
-                if module not in found and self._matcher.matches(rf"(.*\.)?({pattern})$", module):
+            for module, key in keys.items():
+                if module not in found and self._matcher.matches(rf"(.*\.)?({pattern})$", key):
                     found[module] = value
         return {module: found.get(module, default) for module in modules}
 
     def is_target(self, module: str) -> bool:
-        """Whether target_modules, exclude_modules and layers_to_transform let the adapter change a module."""
+        """Whether target_modules, exclude_modules and layers_to_transform let the adapter change a module.
+
+        The last two say nothing of those in target_parameters.
+        """
+        if self._is_parameter(module):
+            return True
         if self._excluded and self._matches(self._excluded, module):
             return False
         if isinstance(self.targets, str):
@@ -194,6 +206,9 @@ class AdapterConfig:
             return True
         found = re.match(self._layer_pattern, f".{module}")
         return found is not None and int(found.group(1)) in self._layers
+
+    def _is_parameter(self, module: str) -> bool:
+        return self._matches(self._parameters, module)
 
     @functools.cached_property
     def _layer_pattern(self) -> re.Pattern[str]:

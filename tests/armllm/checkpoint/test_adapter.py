@@ -45,6 +45,8 @@ REFUSED = {
     "bias": ({"bias": "lora_only"}, "bias 'lora_only' is not supported"),
     "saved modules": ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
     "parameters": ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "MoE experts"),
+    "a parameter of no module": ({"target_parameters": [".weight", "A_log"]}, "'A_log' is not supported"),
+    "parameters of no kind": ({"target_parameters": "gate.weight"}, "target_parameters must be a text or"),
     "another method": ({"peft_type": "IA3"}, "peft_type 'IA3' is not supported"),
     "PiSSA": ({"init_lora_weights": "pissa_niter_4"}, "changes the base's weights"),
     "transposed": ({"fan_in_fan_out": True}, "fan_in_fan_out True is not supported"),

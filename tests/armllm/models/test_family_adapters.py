@@ -66,6 +66,17 @@ def test_logits_are_those_of_merged_weights(tmp_path, architecture):
     check(tmp_path / "base", adapter, merge(model, adapter), config)
 
 
+def test_a_router_among_target_parameters(tmp_path):
+    """As PEFT 0.21 writes it. Catches a pattern for the module that is taken for its parameter."""
+    architecture = "Qwen3MoeForCausalLM"
+    config = random_config(architecture, SEED) | {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    model = save_reference(tmp_path / "base", config, SEED)
+    named = {"target_modules": ["q_proj"], "target_parameters": ["gate.weight"]}
+    ranks = {"rank_pattern": {"gate": 7, "gate.weight": 2}, "ranks": {"gate": 2}}
+    adapter = write_adapter(tmp_path / "adapter", model, ("q_proj", "gate"), **named, **ranks)
+    check(tmp_path / "base", adapter, merge(model, adapter), config)
+
+
 def renamed_factors(architecture, factors, config):
     """By the names of the family; rows of B lie as those of the weight."""
     found = {}
