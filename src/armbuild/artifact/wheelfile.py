@@ -247,11 +247,15 @@ def library_code(content: bytes | mmap) -> Iterator[tuple[str, str]]:
 
 
 def elf_machine(head: bytes) -> str:
-    """Return the machine that the first 20 bytes of an ELF file name; 32-bit and big-endian ones say so."""
-    order = ">" if head[5] == 2 else "<"
+    """Return the machine that the first 20 bytes of an ELF file name; 32-bit and big-endian ones say so.
+
+    A file that is cut before them names machine 0.
+    """
+    big_endian = head[5:6] == b"\2"
+    order = ">" if big_endian else "<"
     number = struct.unpack(f"{order}H", head[18:20])[0] if len(head) >= 20 else 0
     name = ELF_MACHINES.get(number, f"machine {number}")
-    return name + (" (32-bit)" if head[4] == 1 else "") + (" (big-endian)" if head[5] == 2 else "")
+    return name + (" (32-bit)" if head[4:5] == b"\1" else "") + (" (big-endian)" if big_endian else "")
 
 
 def other_libc(triplet: str, python: str, platforms: Iterable[str]) -> bool:

@@ -198,6 +198,17 @@ def test_a_suffix_for_the_other_c_library_is_never_imported(tmp_path, suffix, ta
     assert any("is named for" in line for line in found) == wrong
 
 
+@pytest.mark.parametrize("head", [b"\x7fELF", b"\x7fELF\1", b"\x7fELF\2\1", wheels.elf()[:18]])
+def test_an_elf_file_that_is_cut_in_its_head_is_of_no_machine(tmp_path, head):
+    """It would catch an index that is out of range, in a wheel's member and in a static library's."""
+    files = dict.fromkeys(["thing/_core.cpython-311-aarch64-linux-gnu.so"])
+    files |= {"thing/core.so": head, "thing/x.a": wheels.static_library(("a.o", head))}
+    path = wheels.write(tmp_path, "thing-1.0-cp311-cp311-linux_aarch64.whl", files)
+    machines = dict(wheelfile.machine_code(path))
+    assert machines.keys() == {"thing/core.so", "thing/x.a(a.o)"}
+    assert all(machine.startswith("machine 0") for machine in machines.values())
+
+
 def test_extension_modules_are_named_as_they_are_imported(tmp_path):
     names = (
         "a/_x.abi3.so",

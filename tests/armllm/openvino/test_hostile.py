@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 
 import pytest
 import torch
-from tests.armllm.checkpoint.test_fuzz import COUNT, USUAL, run
+from tests.armllm.checkpoint.test_fuzz import COUNT, USUAL, json_file, run
 from tests.armllm.openvino.test_runner import IR, OPTIONS
 
 from armllm import LLM
 from armllm.errors import CheckpointError
 from armllm.openvino import graph
 from armllm.openvino.graph import Graph, Precision
+from armllm.smoke.passages import MODEL
 
 XML, BIN = "openvino_model.xml", "openvino_model.bin"
 SOUND = (IR / XML).read_text()
@@ -114,3 +116,40 @@ def damage(folder, rng):
 
 def test_changed_graphs(tmp_path):
     run("openvino", IR, tmp_path / "changed", damage, read, count=12 if COUNT == USUAL else COUNT)
+
+
+def with_texts(folder):
+    """The IR with a tokenizer of its size, and settings of how to sample."""
+    tokenizer = json.loads((MODEL / "tokenizer.json").read_text())
+    model, size = tokenizer["model"], json.loads((IR / "config.json").read_text())["vocab_size"]
+    model["vocab"] = {text: index for text, index in model["vocab"].items() if index < size}
+    model["merges"] = [
+        merge for merge in model["merges"] if {*merge, "".join(merge)} <= model["vocab"].keys()
+    ]
+    shutil.copytree(IR, folder)
+    shutil.copy(MODEL / "tokenizer_config.json", folder)
+    sampling = {
+        "eos_token_id": [1, 2],
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.9,
+        "repetition_penalty": 1.1,
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "generation_config.json").write_text(json.dumps(sampling))
+    return folder
+
+
+def start(folder):
+    """Read all that a start reads, and write a text."""
+    llm = LLM(str(folder), backend="openvino", dtype="float32", num_gpu_blocks_override=4)
+    llm.generate("The quick", use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+)
+def test_changed_files_beside_a_graph(tmp_path, name):
+    sound = with_texts(tmp_path / "sound")
+    start(sound)
+    run(f"openvino {name}", sound, tmp_path / "changed", json_file(name), start, count=COUNT // 4)

@@ -97,14 +97,14 @@ class Replica:
 
         async def fetch() -> tuple[int, bytes]:
             answer = await self.pool.ask("GET", self.head("GET", target, [], 0), b"")
-            body = b""
+            body = bytearray()  # which grows by a small piece without a copy of the whole
             try:
                 async with contextlib.aclosing(answer.pieces()) as pieces:
                     async for piece in pieces:
                         body += piece
                         if len(body) > most_bytes:
                             break
-                return answer.status, body
+                return answer.status, bytes(body)
             finally:
                 answer.close()
 

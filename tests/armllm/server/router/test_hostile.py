@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import resource
+import socket
+import struct
 import time
 
 import httpx2
@@ -146,6 +148,76 @@ async def test_metrics_that_are_none(cluster, page):
         assert not any(task.done() for task in one.replicas._watchers.values())
     assert peak() - before < MEMORY
     assert time.process_time() - began < 5
+
+
+class Metrics(Replica):
+    """Answers /metrics as it is told, and everything else at once."""
+
+    async def _serve(self, reader, writer):
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            if b" /metrics " in head:
+                await self.answer(head, writer)
+            else:
+                respond(writer, 200, b"{}")
+
+
+@in_loop
+async def test_a_gigabyte_of_metrics_is_not_read(cluster):
+    """Nor is it waited for: the replica answers requests, and the others' metrics are there."""
+    page = without_end(CHUNKED, b"10000\r\n%s\r\n" % (b"#" * 0x10000), most=1 << 30)
+    unread = 0
+
+    async def answer(head, writer):
+        nonlocal unread
+        with pytest.raises(ConnectionError):
+            await page(head, writer)
+        unread += 1
+
+    before = peak()
+    async with cluster(Metrics(answer), Replica()) as one:
+        assert [replica.well for replica in one.replicas.all] == [True, True]
+        text = (await one.client.get("/metrics")).raise_for_status().text
+        assert 'vllm:prompt_tokens_total{engine="1"' in text
+        await until(lambda: unread == 2)
+        assert [(await one.complete()).status_code for _ in range(2)] == [200, 200]
+    assert peak() - before < MEMORY
+
+
+@in_loop
+async def test_metrics_in_small_pieces_cost_no_more_than_their_bytes(cluster):
+    async def answer(_head, writer):
+        writer.write(CHUNKED)
+        for _ in range(50):
+            writer.write(b"1\r\n#\r\n" * 10_000)
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    async with cluster(Metrics(answer)) as one:
+        began = time.process_time()
+        _, body = await one.replicas.all[0].get("/metrics", 60, 1 << 20)
+        assert len(body) == 500_000
+        assert time.process_time() - began < 5
+
+
+@in_loop
+async def test_a_stream_that_is_reset_ends_with_an_error_event(cluster):
+    """It would catch a reset that is no end for the router, and one that looks like the answer's."""
+
+    async def reset(_request, writer):
+        begin_events(writer)
+        chunk(writer, b"data: 1\n\ndata: half")
+        await writer.drain()
+        await asyncio.sleep(0.1)  # what has come is sent on
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+
+    async with cluster(Replica(reset)) as one:
+        events = (await asyncio.wait_for(one.complete(stream=True), 20)).content.split(b"\n\n")
+        assert events[0] == b"data: 1"
+        assert b'"replica_lost"' in events[1]
+        assert events[2:] == [b"data: [DONE]", b""]
+        assert (await one.client.get("/load")).json() == {"server_load": 0}
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
