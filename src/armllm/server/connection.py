@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from asyncio.sslproto import SSLProtocol
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,12 @@ HEADER_BYTES = 64 << 10
 HEADER_SECONDS = 10.0  # from the connection on, what TLS takes included
 BODY_SECONDS = 60.0  # from the headers on
 WRITE_SECONDS = 60.0  # of a client that reads nothing of its answer
+LINGER_SECONDS = 10.0  # of a client that still sends after its answer
+LINGER_BYTES = 1 << 20  # of one whose request could not be parsed
 MAX_PIPELINED = 8  # requests that wait behind the one that is answered
 # A chunk of one byte takes six bytes.
 CHUNKED_BYTES = 8
+LONG_HEADERS = f"The headers have more than {HEADER_BYTES} bytes, the limit of this server.\n"
 BAD_REQUEST = "Invalid HTTP request received."
 BAD_BODY = "The body's chunks are not as HTTP/1.1 has them, or too large: send it with a Content-Length.\n"
 BAD_CODING = "The body's Transfer-Encoding is not known: send it chunked, or with a Content-Length.\n"
@@ -47,11 +51,24 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
+@dataclasses.dataclass
+class _AnswerTransport:
+    """What an answer needs of its connection's transport, with another ``close``."""
+
+    write: Callable[[bytes], None]
+    is_closing: Callable[[], bool]
+    close: Callable[[], None]
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """One connection.
 
     A connection beyond the limit takes the place of the one that has waited longest for a whole request. One
-    that is refused sends nothing more, and is closed when its peer has waited as `Refusals` says.
+    that is refused gets its answer when its peer has waited as `Refusals` says, and nothing more.
+
+    A connection with an answer, whose peer still sends, is closed in two steps (RFC 9112, 9.6): it sends no
+    more, and drops what comes until the peer closes. To close at once would reset it, and the peer could lose
+    the answer.
     """
 
     flow: _Flow
@@ -67,6 +84,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._in_body = False
+        self._lingers = False
         self._offers_protocol = False
         self._unknown_coding = False
         self._header_bytes = 0
@@ -97,7 +115,7 @@ class LimitedProtocol(HttpToolsProtocol):
         On a Unix socket it is a proxy that leaves, as each of its clients does.
         """
         answered = self.cycle is not None and self.cycle.response_complete and not self._in_body
-        if self.client and not answered and self._refusing is None:
+        if self.client and not answered and not self._lingers and self._refusing is None:
             self._refusals.delay(self.client[0])
         self.leave()
         self.resume_writing()
@@ -105,9 +123,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Count before anything is stored."""
-        if self._refusing is not None:
-            return
         self._message_bytes += len(data)
+        if self._lingers and self._message_bytes > (self._most_bytes if self._in_body else LINGER_BYTES):
+            self.transport.abort()
+        if self._lingers or self._refusing is not None:
+            return
         if self._message_bytes > (self._most_bytes if self._in_body else HEADER_BYTES + len(data)):
             self.send_400_response("The request is too large.")
             return
@@ -147,6 +167,9 @@ class LimitedProtocol(HttpToolsProtocol):
             self._unknown_coding = True
             raise ValueError(BAD_CODING)
         super().on_headers_complete()
+        self.cycle.transport = _AnswerTransport(  # type: ignore[assignment]
+            self.transport.write, self.transport.is_closing, self._close
+        )
         self._in_body = True
         if len(self.pipeline) > MAX_PIPELINED:
             raise ValueError("too many pipelined requests")
@@ -164,6 +187,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Let the connection go where another one needs its place."""
+        if self._lingers:
+            return
         super().on_response_complete()
         if self in self._open and not self.pipeline and not self.transport.is_closing():
             self._idle[self] = None
@@ -187,16 +212,31 @@ class LimitedProtocol(HttpToolsProtocol):
         if within_another:
             self.transport.abort()
         elif counted > HEADER_BYTES:
-            self._end_with("431 Request Header Fields Too Large")
+            self._end_with("431 Request Header Fields Too Large", LONG_HEADERS)
         elif self._unknown_coding:
             self._end_with("501 Not Implemented", BAD_CODING)
         else:
-            super().send_400_response(BAD_BODY if self._in_body else msg)
+            self._end_with("400 Bad Request", BAD_BODY if self._in_body else msg)
 
-    def _end_with(self, status: str, sentence: str = "") -> None:
-        fields = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"
-        self.transport.write((fields + sentence).encode())
-        self.transport.close()
+    def _end_with(self, status: str, sentence: str) -> None:
+        head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
+        self.transport.write(f"{head}Content-Length: {len(sentence)}\r\n\r\n{sentence}".encode())
+        self._linger()
+
+    def _close(self) -> None:
+        """Close after an answer."""
+        if self._in_body and not self.transport.is_closing():
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        self._lingers = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.transport.resume_reading()
+        self._set_deadline(LINGER_SECONDS)
+        self._idle[self] = None
 
     def _parse(self, data: bytes) -> bytes:
         """Parse, and return what is to be parsed again: a request, without its offer of another protocol.
