@@ -1,5 +1,6 @@
 """Every check of the project. `ci/test.sh` makes the environment (.venv) and runs all of them."""
 
+import concurrent.futures
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -62,15 +64,27 @@ def lint(session: nox.Session) -> None:
         session.run("cmake", "-G", "Ninja", "-S", ".", "-B", build, *options, silent=True)
         session.run("cmake", "--build", build, "--target", "csrc/kernel_table.inc", silent=True)
         commands = json.loads(Path(build, "compile_commands.json").read_text(encoding="utf-8"))
-        session.run("clang-tidy", "-p", build, "--quiet", *(entry["file"] for entry in commands))
+        tidy(session, [entry["file"] for entry in commands], before=["-p", build])
     targets = {str(path): path.read_text(encoding="utf-8") for path in Path("csrc/targets").glob("*.cpp")}
     arm = [path for path, text in targets.items() if "#include <arm_" in text]
-    session.run("clang-tidy", "--quiet", *arm, "--", "--target=aarch64-linux-gnu", *SHARED)
+    tidy(session, arm, after=["--", "--target=aarch64-linux-gnu", *SHARED])
     for flags, headers in headers_alone().items():
         # Every check where none of the sources above includes them, else what depends on being alone.
         checks = "" if "--target=x86_64-linux-gnu" in flags else "-*,"
         checks += "clang-diagnostic-*,readability-function-size"
-        session.run("clang-tidy", f"--checks={checks}", "--quiet", *headers, "--", *flags)
+        tidy(session, headers, before=[f"--checks={checks}"], after=["--", *flags])
+
+
+def tidy(
+    session: nox.Session, files: list[str], before: Sequence[str] = (), after: Sequence[str] = ()
+) -> None:
+    """Run clang-tidy over the files, one for each core at a time."""
+
+    def run(file: str) -> None:
+        session.run("clang-tidy", "--quiet", *before, file, *after)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(run, files))
 
 
 @nox.session
