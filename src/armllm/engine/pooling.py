@@ -136,18 +136,18 @@ class Pooler:
         """Leave out padding tokens at the end of a text with classes, as transformers does."""
         classes = self._pooling.classes
         self._length = len(token_ids)
+        self._ends_in_padding = False
         if classes is None or self._modes != ("last",):
             return
         while self._length and token_ids[self._length - 1] == classes.padding:
             self._length -= 1
         self._length = self._length or 1  # the first one of padding alone
-        if self._length < len(token_ids):
-            self._modes = ("last of some",)
+        self._ends_in_padding = self._length < len(token_ids)
 
     @property
     def needs_every_token(self) -> bool:
         """The last token's state is there anyway."""
-        return self._modes != ("last",)
+        return self._modes != ("last",) or self._ends_in_padding
 
     def read(self, first: int, hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> None:
         """Take ``hidden[rows, hidden_size]``, the states of the tokens from position ``first`` on."""
@@ -228,7 +228,7 @@ def _gather_states(mode: str, before: Tensor | None, first: int, hidden: Tensor)
         return hidden.float() if before is None else torch.cat([before, hidden.float()])
     if mode == "cls":
         return hidden[0].float() if before is None else before
-    if mode in ("last", "last of some"):
+    if mode == "last":
         return hidden[-1].float()
     if mode == "max":
         most = hidden.amax(0).float()
