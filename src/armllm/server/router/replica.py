@@ -20,6 +20,7 @@ from armllm.server.router.upstream import (
     Pool,
     UnreachableError,
     UpstreamError,
+    within,
 )
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Replica:
                 answer.close()
 
         try:
-            return await asyncio.wait_for(fetch(), seconds)
+            return await within(seconds, fetch())
         except asyncio.TimeoutError:
             raise UpstreamError(f"no answer to {path} within {seconds:g} s") from None
 

@@ -8,7 +8,7 @@ import dataclasses
 import errno
 import ssl
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import httptools
@@ -17,7 +17,9 @@ from armllm.errors import RequestError
 from armllm.server.connection import has_unknown_coding
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Coroutine
+
+T = TypeVar("T")
 
 HEAD_BYTES = 64 << 10  # of an answer's status and headers, and of trailers, without a piece of the body
 READ_BYTES = 64 << 10
@@ -42,6 +44,13 @@ class UnreachableError(UpstreamError):
 
 class ExhaustedError(UpstreamError):
     """No more connections can be opened, whoever listens."""
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.wait_for`. If ``work`` fails while its caller is cancelled, nothing is logged."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.wait_for(task, seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +103,7 @@ class Address:
                 opening = asyncio.open_unix_connection(self.uds)
             else:
                 opening = asyncio.open_connection(self.host, self.port, ssl=self.tls)
-            reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
+            reader, writer = await within(CONNECT_SECONDS, opening)
         except (TimeoutError, asyncio.TimeoutError):  # two classes in Python 3.10
             raise UpstreamError(f"no connection within {CONNECT_SECONDS:g} s") from None
         except (OSError, ValueError) as error:  # ValueError: a name that IDNA refuses

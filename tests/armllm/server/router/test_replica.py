@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 
@@ -14,7 +15,7 @@ from tests.armllm.server.router.test_forward import hang, in_loop
 from armllm.errors import RequestError
 from armllm.server.router.prefixes import PrefixTable, read_prompt
 from armllm.server.router.replica import HealthChecks, Load, Replicas, cache_blocks
-from armllm.server.router.upstream import Address
+from armllm.server.router.upstream import Address, UnreachableError
 
 CHAT = "/v1/chat/completions"
 
@@ -232,6 +233,32 @@ async def test_metrics_of_all_replicas_are_one_page(cluster):
         page = (await one.client.get("/metrics")).text
         assert 'vllm:prompt_tokens_total{engine="1"' not in page
         assert 'armllm:router_replica_up{engine="1"' in page
+
+
+@in_loop
+async def test_a_check_that_fails_while_it_is_cancelled_logs_nothing(monkeypatch):
+    """A replica that could not load left a traceback of the other one's health check."""
+    (replica,) = well(1).all
+    asked = asyncio.Event()
+
+    async def ask(*_):
+        asked.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise UnreachableError("Connection refused") from None
+
+    monkeypatch.setattr(replica.pool, "ask", ask)
+    logged = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+    check = asyncio.ensure_future(replica.get("/health", 5.0))
+    await asked.wait()
+    check.cancel()
+    await asyncio.wait({check})
+    assert check.cancelled()
+    del check
+    gc.collect()  # only then asyncio logs an exception that nobody has seen
+    assert not logged
 
 
 @in_loop
