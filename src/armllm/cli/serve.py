@@ -245,15 +245,10 @@ OF_CLUSTER = ("headless", "nnodes", "node_rank", "master_addr", "master_port")  
 
 def _serve_replicas(ctx: typer.Context, size: int, router: RouterOptions) -> int:
     """Start replicas with the same options, and route to them."""
-    for flag in ("--tensor-parallel-size", "--pipeline-parallel-size"):
-        ranks = ctx.params[flag[2:].replace("-", "_")]
-        if ranks > 1:
-            raise RequestError(
-                f"--data-parallel-size {size} and {flag} {ranks} do not go together: choose one"
-            )
     from armllm.server.router.local import serve_replicas  # noqa: PLC0415
 
-    return serve_replicas(["serve", *replica_arguments(ctx)], size, router)
+    ranks = ctx.params["tensor_parallel_size"] * ctx.params["pipeline_parallel_size"]
+    return serve_replicas(["serve", *replica_arguments(ctx)], size, router, ranks)
 
 
 def _check_cluster(ctx: typer.Context) -> None:

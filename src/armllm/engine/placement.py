@@ -137,45 +137,52 @@ class Share:
     environment: dict[str, str]
 
 
-def divide(size: int, allowed: frozenset[int] | None = None, root: Path = Path("/")) -> list[Share]:
-    """The shares of ``size`` replicas: a NUMA node each if there are as many, else as many cores each.
+def divide(
+    size: int, allowed: frozenset[int] | None = None, root: Path = Path("/"), *, ranks: int = 1
+) -> list[Share]:
+    """The shares of ``size`` replicas of so many ranks: a NUMA node for each rank if there are as many.
 
-    No CPU is in two shares. RequestError if there are too few.
+    Else a node for each replica, else as many cores. No CPU is in two shares. RequestError if there are too
+    few.
     """
     allowed = _allowed() if allowed is None else allowed
     quota = host.cpu_quota(root)
-    if quota is not None and quota < size:
-        _say_once(f"the limit of {quota:g} CPUs is less than the {size} replicas: they wait for one another")
+    if quota is not None and quota < size * ranks:
+        what = f"{size} replicas" + f" of {ranks} ranks" * (ranks > 1)
+        _say_once(f"the limit of {quota:g} CPUs is less than the {what}: they wait for one another")
     threads = {}
     if quota is not None:
         text = os.environ.get("OMP_NUM_THREADS", "")
         wanted = int(text) if text.isdecimal() else len(allowed)
-        threads["OMP_NUM_THREADS"] = str(max(1, min(wanted, math.floor(quota / size))))
+        threads["OMP_NUM_THREADS"] = str(max(1, min(wanted, math.floor(quota / (size * ranks)))))
     binding = environment.threads_binding()
     if binding == "nobind":
         return [Share(None, {**threads, "ARMLLM_REPLICAS": f"{size},{size}"})] * size
     nodes = _visible(host.numa_nodes(root))
+    lists = [binding] * size
     if binding != "auto":
-        shares = _listed(binding, allowed, size)
+        of_ranks = _listed(binding, allowed, size * ranks)
+        shares = [
+            frozenset().union(*of_ranks[first : first + ranks]) for first in range(0, len(of_ranks), ranks)
+        ]
+        written = [",".join(map(str, sorted(cpus))) for cpus in of_ranks]
+        lists = ["|".join(written[first : first + ranks]) for first in range(0, len(of_ranks), ranks)]
     else:
-        shares = _shares(size, [allowed & frozenset(cpus) for cpus in nodes.values()] or [allowed], root)
-    homes = [_node_of(cpus, nodes) for cpus in shares]
+        sets = [allowed & frozenset(cpus) for cpus in nodes.values()] or [allowed]
+        shares = _shares(size, sets, root, ranks)
+    homes = [{node for node, of_node in nodes.items() if cpus.intersection(of_node)} for cpus in shares]
+    crowds = [max((sum(node in one for one in homes) for node in home), default=size) for home in homes]
     return [
-        Share(
-            cpus,
-            {
-                **threads,
-                "ARMLLM_OMP_THREADS_BIND": binding if binding == "auto" else ",".join(map(str, sorted(cpus))),
-                "ARMLLM_REPLICAS": f"{size},{homes.count(home)}",
-            },
-        )
-        for cpus, home in zip(shares, homes, strict=True)
+        Share(cpus, {**threads, "ARMLLM_OMP_THREADS_BIND": of_share, "ARMLLM_REPLICAS": f"{size},{crowd}"})
+        for cpus, of_share, crowd in zip(shares, lists, crowds, strict=True)
     ]
 
 
-def _shares(size: int, sets: list[frozenset[int]], root: Path) -> list[frozenset[int]]:
+def _shares(size: int, sets: list[frozenset[int]], root: Path, ranks: int) -> list[frozenset[int]]:
     """The CPUs of each replica: nodes, else parts of all cores with their hardware threads."""
     sets = sorted((_fast(root, cpus) for cpus in sets if cpus), key=len, reverse=True)
+    if len(sets) >= size * ranks:
+        return [frozenset().union(*sets[ranks * index : ranks * (index + 1)]) for index in range(size)]
     if len(sets) >= size:
         return sets[:size]
     firsts = [cpu for cpus in sets for cpu in sorted(_physical(root, cpus))]

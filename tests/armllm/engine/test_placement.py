@@ -350,11 +350,34 @@ def test_replicas_share_the_machine_and_no_cpu(machine, nodes, siblings, allowed
         assert on_node is None or of_node == on_node
 
 
+@pytest.mark.parametrize(
+    ("nodes", "expected", "crowd"),
+    [
+        ({0: "0-1", 1: "2-3", 2: "4-5", 3: "6-7"}, [range(4), range(4, 8)], 1),  # a node for each rank
+        ({0: "0-3", 1: "4-7"}, [range(4), range(4, 8)], 1),  # one for each replica
+        ({0: "0-7"}, [range(4), range(4, 8)], 2),
+        ({0: "0-1", 1: "2-4", 2: "5-7"}, [range(2, 5), range(5, 8)], 1),
+    ],
+)
+def test_replicas_of_two_ranks_share_the_nodes(machine, nodes, expected, crowd):
+    """And in its share, each rank finds a node of its own."""
+    root = machine(nodes)
+    shares = divide(2, cpus(*range(8)), root, ranks=2)
+    assert [share.cpus for share in shares] == [cpus(*one) for one in expected]
+    assert [share.environment["ARMLLM_REPLICAS"] for share in shares] == [f"2,{crowd}"] * 2
+    found = [decide(share.cpus, ALL, root, rank=rank, size=2).cpus for share in shares for rank in (0, 1)]
+    assert sum(map(len, found)) == len(frozenset().union(*found))
+
+
 def test_replicas_get_the_lists_of_cpus_that_the_user_wrote(machine, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-1|5")
     shares = divide(2, cpus(*range(8)), machine({0: "0-7"}))
     assert [share.cpus for share in shares] == [cpus(0, 1), cpus(5)]
     assert shares[0].environment["ARMLLM_OMP_THREADS_BIND"] == "0,1"
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1|4-5|7")
+    shares = divide(2, cpus(*range(8)), machine({0: "0-7"}), ranks=2)
+    assert [share.cpus for share in shares] == [cpus(0, 1), cpus(4, 5, 7)]
+    assert [share.environment["ARMLLM_OMP_THREADS_BIND"] for share in shares] == ["0|1", "4,5|7"]
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     assert [share.cpus for share in divide(2, cpus(0), machine({0: "0"}))] == [None, None]
 

@@ -247,12 +247,15 @@ class LocalServer(RouterServer):
         return bool(found)
 
 
-def serve_replicas(arguments: Sequence[str], size: int, options: RouterOptions) -> int:
-    """Serve ``size`` replicas of `armllm ARGUMENTS…` until a signal comes; return the exit status."""
+def serve_replicas(arguments: Sequence[str], size: int, options: RouterOptions, ranks: int = 1) -> int:
+    """Serve ``size`` replicas of `armllm ARGUMENTS…` until a signal comes; return the exit status.
+
+    ``ranks``: processes of each replica that compute.
+    """
     for number in SIGNALS:
         signal.signal(number, stop_now)
     allow_many_connections()
-    shares = divide(size)
+    shares = divide(size, ranks=ranks)
     folder = Path(tempfile.mkdtemp(prefix="armllm-"))  # nobody else may connect
     processes: list[LocalReplica] = []
     try:

@@ -139,7 +139,8 @@ def test_replicas_get_the_flags_of_the_user(monkeypatch):
     monkeypatch.setattr("armllm.server.router.local.serve_replicas", lambda *one: seen.append(one) or 0)
     line = "serve folder -dp 2 --port 0 --api-key A --api-key B --max-model-len 4k --no-enable-prefix-caching"
     assert main([*line.split(), "--host", "127.0.0.1", "--dtype=float32", "--enable-log-requests"]) == 0
-    ((arguments, size, options),) = seen
+    ((arguments, size, options, ranks),) = seen
+    assert ranks == 1
     assert (size, options.port, options.api_keys, options.host) == (2, 0, ("A", "B"), "127.0.0.1")
     assert arguments[:2] == ["serve", "folder"]
     assert sorted(arguments[2:]) == sorted(
@@ -148,9 +149,19 @@ def test_replicas_get_the_flags_of_the_user(monkeypatch):
     )  # fmt: skip
 
 
-def test_replicas_of_several_ranks_are_refused(capsys):
-    for size, backend in (("2", "mp"), ("auto", "mp"), ("auto", "ray")):
-        flags = ["-dp", "2", "-tp", size, "--distributed-executor-backend", backend]
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--pipeline-parallel-size"])
+def test_replicas_may_have_ranks(monkeypatch, flag):
+    seen = []
+    monkeypatch.setattr("armllm.server.router.local.serve_replicas", lambda *one: seen.append(one) or 0)
+    assert main(["serve", "folder", "-dp", "2", flag, "3"]) == 0
+    ((arguments, size, _, ranks),) = seen
+    assert (size, ranks) == (2, 3)
+    assert f"{flag}=3" in arguments
+
+
+def test_replicas_whose_ranks_another_decides_are_refused(capsys):
+    for backend in ("mp", "ray"):
+        flags = ["-dp", "2", "-tp", "auto", "--distributed-executor-backend", backend]
         assert main(["serve", "folder", *flags]) == 2
         assert "go together" in capsys.readouterr().err
 
@@ -166,16 +177,18 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.slow
-def test_replicas_of_the_smoke_model(start, folder, monkeypatch):
-    """One for each of two nodes of one CPU, which its process sees."""
+@pytest.mark.parametrize("flags", ["-tp auto", "-dp 2 -tp 2"])
+def test_replicas_of_the_smoke_model(start, folder, monkeypatch, flags):
+    """One for each of two nodes of one CPU, which its process sees. Two ranks share this CPU."""
     monkeypatch.undo()
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("each replica needs a CPU")
-    given = ("--dtype", "float32", "--served-model-name", "smoke", "-tp", "auto")
+    given = ("--dtype", "float32", "--served-model-name", "smoke", *flags.split())
     server = start(folder, *given, code=AUTO)
     url = server.wait_ready()
-    (line,) = [line for line in server.lines if "tensor_parallel_size auto: " in line]
-    assert "auto: 2 replicas, since each of 2 ranks would read " in line
+    lines = [line for line in server.lines if "tensor_parallel_size auto: " in line]
+    if "auto" in flags:
+        assert "auto: 2 replicas, since each of 2 ranks would read " in lines[0]
 
     def ask():
         return httpx2.post(f"{url}/v1/completions", json={"prompt": "A wheel", "temperature": 0}, timeout=60)
@@ -191,7 +204,7 @@ def test_replicas_of_the_smoke_model(start, folder, monkeypatch):
     page = lambda: httpx2.get(f"{url}/metrics").text  # noqa: E731
     wait_until(lambda: page().count("armllm:router_replica_up{") == page().count('.sock"} 1.0') == 2)
     everybody = parent.children(recursive=True)
-    assert len(everybody) >= 4
+    assert len(everybody) >= (4 if "auto" in flags else 6)
     server.popen.send_signal(signal.SIGKILL)
     server.wait()
     assert not psutil.wait_procs(everybody, 10)[1], "a replica outlived its server"
