@@ -34,14 +34,13 @@ BILL = "demo-1.0.dist-info/sboms/armbuild.cdx.json"
 SIGNER = verify.Signer(identity="https://ci.example/workflow", issuer="https://ci.example")
 
 
-@pytest.fixture
-def wheel(tmp_path):
-    """A wheel as `armbuild wheel` leaves it: bill of materials inside, provenance beside."""
-    plan = planned(PROJECT, lane="cross", output=tmp_path / "dist")
+def built_wheel(folder):
+    """Write a wheel as `armbuild wheel` leaves it: bill of materials inside, provenance beside."""
+    plan = planned(PROJECT, lane="cross", output=folder / "dist")
     built = BuiltWheel(
         plan=replace(plan, project=replace(plan.project, name="Demo")),
         python=plan.pythons[0],
-        path=tmp_path,
+        path=folder,
         compiler="zig 0.15.2",
         headers="this machine's",
         tools={"pybind11": "3.0.1", "Scikit_Build_Core": "1.1"},
@@ -53,9 +52,14 @@ def wheel(tmp_path):
         "demo/__init__.py": b"",
         BILL: sbom.document(built, "demo", "1.0"),
     }
-    path = make_wheel(tmp_path, files)
-    provenance.write(RepairedWheel(built=built, path=path, pure=False), tmp_path)
+    path = make_wheel(folder, files)
+    provenance.write(RepairedWheel(built=built, path=path, pure=False), folder)
     return path
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    return built_wheel(tmp_path)
 
 
 def rewrite(path, name, change, *, record=True):

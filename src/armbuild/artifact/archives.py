@@ -6,6 +6,7 @@ root whose links may lead anywhere.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import lzma
 import os
@@ -90,6 +91,21 @@ def is_bomb(files: int, total: int, size: int) -> bool:
         or total > max(_MAX_TOTAL, _MAX_RATIO_OF_LARGE * size)
         or (total > _RATIO_MATTERS_ABOVE and total > _MAX_RATIO * max(size, 1))
     )
+
+
+def refuse_holes(path: Path) -> None:
+    """Raise CheckFailed for a file of holes, which would be read for hours though it takes no space."""
+    size = path.stat().st_size
+    if size <= _RATIO_MATTERS_ABOVE:
+        return
+    held = end = 0
+    with path.open("rb") as file, contextlib.suppress(OSError):  # ENXIO: no data behind the last hole
+        while end < size and is_bomb(1, size, held):
+            start = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            held += end - start
+    if is_bomb(1, size, held):
+        raise CheckFailed(f"{path}: refused: {size} bytes, of which all but {held} are holes")
 
 
 @dataclass

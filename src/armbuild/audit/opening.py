@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from armbuild.artifact.archives import MAX_FILES, walk
+from armbuild.artifact.archives import MAX_FILES, refuse_holes, walk
 from armbuild.audit.archive import ELF, Archive, Kind, Member
 from armbuild.audit.oci import open_oci
 from armbuild.audit.zipped import open_zip
@@ -27,7 +27,10 @@ def open_archive(path: Path, kind: Kind, image: int = 0) -> Archive:
 
 
 def kind_of(path: Path) -> Kind:
-    """Return what there is at ``path``; raises UsageError for what can't be audited."""
+    """Return what there is at ``path``.
+
+    Raises UsageError for what can't be audited, CheckFailed for a file of holes.
+    """
     if (path / "oci-layout").is_file():
         return "oci"
     if path.is_dir():
@@ -36,6 +39,7 @@ def kind_of(path: Path) -> Kind:
         raise UsageError(f"{path}: no such file or folder")
     if not path.is_file():
         raise UsageError(f"{path}: not a regular file")
+    refuse_holes(path)
     with path.open("rb") as file:
         head = file.read(512)
     if path.suffix == ".whl" or head[:4] in (b"PK\3\4", b"PK\5\6"):

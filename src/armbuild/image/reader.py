@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from armbuild.artifact.archives import BROKEN, Budget, ZstdFile, open_file, open_tar, walk
+from armbuild.artifact.archives import BROKEN, Budget, ZstdFile, open_file, open_tar, refuse_holes, walk
 from armbuild.errors import CheckFailed, UsageError
 from armbuild.image.layers import MEDIA_TYPE, PLAIN, media_type
 
@@ -299,13 +299,19 @@ class _Hashing:
 
 
 def open_image(path: Path) -> ImageFile:
-    """Open an OCI archive, an OCI layout folder or a saved image; raises UsageError for anything else."""
+    """Open an OCI archive, an OCI layout folder or a saved image.
+
+    Raises UsageError for anything else, CheckFailed for one that looks like a bomb.
+    """
     if path.is_dir():
         if not (path / "index.json").is_file():
             raise UsageError(f"{path}: not an OCI layout: it has no index.json")
+        for file in walk(path):
+            refuse_holes(file)
         return ImageFile(path=path, _tar=None, _members={})
     if not path.is_file():
         raise UsageError(f"{path}: no such file")
+    refuse_holes(path)
     stack = ExitStack()
     try:
         tar = stack.enter_context(open_tar(path))
