@@ -11,7 +11,9 @@ import time
 import httpx2
 import pytest
 from pydantic import ValidationError
+from tests.armllm.server.conftest import DEADLINE
 
+from armllm.server import http
 from armllm.server.errors import ApiError
 from armllm.server.http import _parse
 from armllm.server.limits import (
@@ -119,6 +121,41 @@ def test_commas_and_brackets_within_strings_are_no_values():
     document = json.dumps({"prompt": text}).encode()
     assert num_values(document) == 1
     assert _parse(limits, document, CompletionRequest).prompt == text
+
+
+HEAVY = {  # nearly as large as the server reads
+    "floats": b'{"prompt":[' + b"1.5," * 1_000_000 + b"1]}",
+    "lists": b'{"prompt":[' + b"[]," * 1_300_000 + b"[]]}",
+    "bad words": json.dumps({"prompt": "x", "bad_words": [f"w{i}" for i in range(300_000)]}).encode(),
+    "biases": json.dumps({"prompt": "x", "logit_bias": {str(i): 1 for i in range(250_000)}}).encode(),
+}
+
+
+@pytest.mark.parametrize("kind", HEAVY)
+def test_health_is_answered_while_a_heavy_body_is_read(served, monkeypatch, kind):
+    """The body waits for the answer of /health, which never comes if it is read where all are served."""
+    asked, answered, statuses = threading.Event(), threading.Event(), []
+
+    def parse(*arguments):
+        asked.set()
+        statuses.append(answered.wait(DEADLINE))
+        return _parse(*arguments)
+
+    def send():
+        headers = {"Content-Type": "application/json"}
+        url = f"{served.url}/v1/completions"
+        statuses.append(
+            httpx2.post(url, content=HEAVY[kind], headers=headers, timeout=2 * DEADLINE).status_code
+        )
+
+    monkeypatch.setattr(http, "_parse", parse)
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert asked.wait(DEADLINE)
+    assert httpx2.get(f"{served.url}/health", timeout=2 * DEADLINE).status_code == 200
+    answered.set()
+    sender.join()
+    assert statuses in ([True, 400], [True, 413])
 
 
 def test_nesting_is_limited():
