@@ -6,9 +6,12 @@
 
 ``VENV`` has a CPU build of vLLM and armllm. Figures are CPU milliseconds, which other work changes little,
 and output tokens per second: of a decode step of 1, 8 and 32 sequences, and of a prompt of 384 tokens. Each
-is the median of ``--repeats`` in a process, and of ``--turns`` processes. A table's last row names the
-functions of armllm that vLLM called. It is an error if parts are wanted and vLLM did not call their
-functions, or called any with ``none``.
+is the median of ``--repeats`` in a process, and of ``--turns`` processes.
+
+The last table compares greedy answers to the lines of ``--prompts`` with the first column's: how many tokens
+are equal before the first that differs in an answer, and how far log-probabilities lie apart until there. Its
+last row names the functions of armllm that vLLM called. It is an error if parts are wanted and vLLM did not
+call their functions, or called any with ``none``.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import re
 import statistics
@@ -43,6 +47,17 @@ def measure(llm, count, length, tokens, repeats):
         speed.append(count * tokens / (time.perf_counter() - begin))
     return statistics.median(cpu), statistics.median(speed)
 
+def answer(llm, prompts):
+    sampling = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0, logprobs=20)
+    answers = [request.outputs[0] for request in llm.generate(prompts, sampling, use_tqdm=False)]
+    return [
+        [
+            (token, {known: entry.logprob for known, entry in step.items()})
+            for token, step in zip(one.token_ids, one.logprobs)
+        ]
+        for one in answers
+    ]
+
 def called(llm):
     names = set()
     def note(frame, event, function):
@@ -56,15 +71,16 @@ def called(llm):
     return sorted(names)
 
 def main():
-    repeats, eager = int(sys.argv[2]), sys.argv[3] == "eager"
-    llm = LLM(sys.argv[1], dtype="bfloat16", max_model_len=512, enforce_eager=eager)
+    repeats, eager, dtype, prompts = json.loads(sys.argv[2])
+    llm = LLM(sys.argv[1], dtype=dtype, max_model_len=512, enforce_eager=eager)
     measure(llm, 1, 32, 4, 1)
     plugin = sys.modules.get("armllm.vllm_plugin")
     reasons = plugin and {status.part: status.reason for status in plugin.activate()}
     names = called(llm)
     cases = ((1, 32, 24), (8, 32, 24), (32, 32, 24), (1, 384, 1))
     figures = [measure(llm, *case, repeats) for case in cases]
-    print("RESULT", json.dumps({"reasons": reasons, "called": names, "figures": figures}))
+    answers = answer(llm, prompts)
+    print("RESULT", json.dumps({"reasons": reasons, "called": names, "figures": figures, "answers": answers}))
 
 if __name__ == "__main__":
     main()
@@ -76,6 +92,9 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 CASES = ("step of 1 sequence", "step of 8 sequences", "step of 32 sequences", "prompt of 384 tokens")
+AGREEMENT = ("equal tokens", "log-probabilities differ by at most")
+# Prompts where no file has others.
+PROMPTS = [{"prompt_token_ids": [5 + (37 * i + 11 * j) % 3000 for j in range(8 + 8 * i)]} for i in range(5)]
 # The end of a traceback, with the name of a process before it or none.
 ERROR = re.compile(r"^(?:\[\w+\]: |\(.+?\) )?((?:\w+\.)*\w+(?:Error|Exception)\b.*)$", re.MULTILINE)
 # The functions that a part calls, any of them.
@@ -95,12 +114,14 @@ FUNCTIONS = {
 class Result:
     """What one process measured. reasons: why each part is not active; None if vLLM did not load the plugin.
 
-    called: functions of armllm. figures: of each case CPU milliseconds and tokens per second.
+    called: functions of armllm. figures: of each case CPU milliseconds and tokens per second. answers: for
+    each prompt tokens, each with the log-probabilities of the likeliest.
     """
 
     reasons: dict[str, str] | None
     called: list[str]
     figures: list[tuple[float, float]]
+    answers: list[list[tuple[int, dict[str, float]]]]
 
 
 def problem(parts: str, result: Result) -> str:
@@ -119,13 +140,30 @@ def problem(parts: str, result: Result) -> str:
     return ""
 
 
+def agreement(one: Result, other: Result) -> tuple[str, str]:
+    """How many tokens are equal, and how far their log-probabilities lie apart, in the words of the table.
+
+    In each answer it ends with the first token that differs: after it, contexts do.
+    """
+    equal, apart = 0, 0.0
+    for answer, second in zip(one.answers, other.answers, strict=True):
+        for (token, known), (token_2, known_2) in zip(answer, second, strict=True):
+            shared = known.keys() & known_2.keys()
+            apart = max([apart, *(abs(known[each] - known_2[each]) for each in shared)])
+            if token != token_2:
+                apart = apart if {str(token), str(token_2)} <= shared else math.inf
+                break
+            equal += 1
+    return f"{equal} of {sum(map(len, one.answers))}", f"{apart:.4f}"
+
+
 def run(arguments: argparse.Namespace, parts: str) -> Result:
     """Measure in a new process; where it fails, exit with its error and a file that has the rest."""
-    mode = "eager" if arguments.enforce_eager else "compiled"
+    settings = [arguments.repeats, arguments.enforce_eager, arguments.dtype, arguments.prompts]
     what = f"ARMLLM_VLLM={parts} of {arguments.python}"
     try:
         done = subprocess.run(
-            [arguments.python, "-c", PROGRAM, arguments.model, str(arguments.repeats), mode],
+            [arguments.python, "-c", PROGRAM, arguments.model, json.dumps(settings)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -162,6 +200,17 @@ def model_of(text: str) -> str:
     return text
 
 
+def lines_of(text: str) -> list[str]:
+    """The lines of a file that have text."""
+    try:
+        lines = [line for line in Path(text).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from None
+    if not lines:
+        raise argparse.ArgumentTypeError(f"{text} has no lines; write a prompt on each")
+    return lines
+
+
 def count_of(text: str) -> int:
     """A number from 1 on."""
     if not text.isdecimal() or int(text) < 1:
@@ -183,6 +232,14 @@ def arguments_of(argv: list[str]) -> argparse.Namespace:
         metavar="PARTS",
         help="values of ARMLLM_VLLM",
     )
+    parser.add_argument("--dtype", default="bfloat16", help="vLLM's option (default: bfloat16)")
+    parser.add_argument(
+        "--prompts",
+        type=lines_of,
+        default=PROMPTS,
+        metavar="FILE",
+        help="a prompt in each line, for the comparison of tokens (default: five rows of tokens)",
+    )
     parser.add_argument("--enforce-eager", action="store_true", help="vLLM without torch's compiler")
     parser.add_argument(
         "--repeats", type=count_of, default=3, metavar="N", help="how often a process measures"
@@ -191,16 +248,25 @@ def arguments_of(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def head_of(name: str, parts: list[str]) -> str:
+    """The first two lines of a table."""
+    return f"| {name} | {' | '.join(parts)} |\n| --- |{' ---: |' * len(parts)}"
+
+
 def main() -> None:
     """Measure one after the other, and print tables."""
     arguments = arguments_of(sys.argv[1:])
     turns = [[run(arguments, parts) for parts in arguments.parts] for _ in range(arguments.turns)]
     for column, unit in enumerate(("CPU ms", "tokens/s")):
-        print(f"| {unit} | {' | '.join(arguments.parts)} |\n| --- |{' ---: |' * len(arguments.parts)}")
+        print(head_of(unit, arguments.parts))
         for row, name in enumerate(CASES):
             measured = zip(*([result.figures[row][column] for result in turn] for turn in turns), strict=True)
             print(f"| {name} | {' | '.join(f'{statistics.median(each):.1f}' for each in measured)} |")
-        print(f"| called | {' | '.join(', '.join(result.called) or '-' for result in turns[0])} |")
+    print(head_of("answers", arguments.parts))
+    shown = [agreement(turns[0][0], result) for result in turns[0]]
+    for name, cells in zip(AGREEMENT, zip(*shown, strict=True), strict=True):
+        print(f"| {name} | {' | '.join(cells)} |")
+    print(f"| called | {' | '.join(', '.join(result.called) or '-' for result in turns[0])} |")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from armllm import vllm_plugin
 
 # What the tool needs of vLLM. As long as it has a model it calls `kernel`, a function of armllm or none.
 VLLM = """
-import os
+import os, types
 kernel = None
 if os.environ["FAKE_VLLM"] == "loads":
     from armllm import vllm_plugin
@@ -31,12 +31,15 @@ class SamplingParams:
 
 class LLM:
     def __init__(self, model, **options):
-        pass
+        assert options["dtype"] == "float32"
     def reset_prefix_cache(self):
         pass
     def generate(self, prompts, sampling, use_tqdm):
         if kernel is not None:
             kernel()
+        value = types.SimpleNamespace(logprob=-0.5)
+        answer = types.SimpleNamespace(token_ids=[7, 8], logprobs=[{7: value, 9: value}, {8: value}])
+        return [types.SimpleNamespace(outputs=[answer]) for prompt in prompts]
 """
 
 
@@ -74,7 +77,7 @@ def test_parts_that_are_switched_off_are_no_options(model):
 
 
 def result(called=(), **reasons):
-    return tool.Result(dict.fromkeys(vllm_plugin.PARTS, "") | reasons, list(called), [])
+    return tool.Result(dict.fromkeys(vllm_plugin.PARTS, "") | reasons, list(called), [], [])
 
 
 def test_every_part_has_functions_that_it_calls():
@@ -84,7 +87,7 @@ def test_every_part_has_functions_that_it_calls():
 @pytest.mark.parametrize(
     ("parts", "found"),
     [
-        ("none", tool.Result(None, [], [])),
+        ("none", tool.Result(None, [], [], [])),
         ("none", result()),
         ("all", result(["paged_attention"], dense="slower")),
         ("int4,attention", result(["matmul_w8a8", "paged_attention", "write_kv_cache"])),
@@ -99,7 +102,7 @@ def test_figures_of_what_was_wanted_are_good(parts, found):
     ("parts", "found", "said"),
     [
         ("none", result(["linear"]), "vLLM called linear of armllm"),
-        ("all", tool.Result(None, [], []), "vLLM did not load the plugin"),
+        ("all", tool.Result(None, [], [], []), "vLLM did not load the plugin"),
         ("all", result(int4="another interface"), "called nothing of armllm: int4: another interface"),
         ("all", result(), "called nothing of armllm: this model needs no part"),
         ("int4,moe", result(["matmul_w4a8"]), "did not use the part moe: this model does not need it"),
@@ -111,7 +114,9 @@ def test_other_figures_are_refused(parts, found, said):
 
 
 def namespace(python):
-    return argparse.Namespace(python=str(python), model="m", repeats=1, enforce_eager=True)
+    return argparse.Namespace(
+        python=str(python), model="m", repeats=1, enforce_eager=True, dtype="float32", prompts=["a", "b"]
+    )
 
 
 @pytest.mark.parametrize("name", ["missing", ""])
@@ -127,13 +132,52 @@ def test_turns_are_in_turn_and_their_medians_are_shown(model, monkeypatch, capsy
 
     def measured(_, parts):
         ran.append(parts)
-        return tool.Result({}, [], [(0, next(speeds[parts]))] * len(tool.CASES))
+        return tool.Result({}, [], [(0, next(speeds[parts]))] * len(tool.CASES), [])
 
     monkeypatch.setattr(tool, "run", measured)
     monkeypatch.setattr(sys, "argv", ["bench", "python", model, "--turns", "3"])
     tool.main()
     assert ran == ["none", "all"] * 3
-    assert "| step of 8 sequences | 2.0 | 40.0 |" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "| step of 8 sequences | 2.0 | 40.0 |" in shown
+    assert "| equal tokens | 0 of 0 | 0 of 0 |" in shown
+
+
+def answers(*steps):
+    return tool.Result({}, [], [], [list(steps)])
+
+
+SHORT = answers((1, {"1": -0.5, "2": -0.75}), (2, {"2": -1, "1": -1.25}), (3, {"3": -1}))
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (SHORT, ("3 of 3", "0.0000")),
+        (
+            answers((1, {"1": -0.5, "2": -0.875}), (1, {"1": -1, "2": -1.25}), (9, {"3": -9})),
+            ("1 of 3", "0.2500"),
+        ),
+        (answers((4, {"4": -0.5, "1": -0.5}), (4, {"4": -1}), (4, {"4": -1})), ("0 of 3", "inf")),
+    ],
+    ids=["the same", "a token as likely", "a token that was unlikely"],
+)
+def test_tokens_are_compared_as_long_as_contexts_are_the_same(other, said):
+    """It would catch another model: a token that differs must be one of the likeliest in both."""
+    assert tool.agreement(SHORT, other) == said
+
+
+def test_prompts_are_lines_of_a_file(model, tmp_path, capsys):
+    (tmp_path / "prompts").write_text("One.\n\nTwo.\n", encoding="utf-8")
+    assert tool.arguments_of(["python", model, f"--prompts={tmp_path}/prompts"]).prompts == ["One.", "Two."]
+    for name, said in (
+        ("none", "No such file or directory"),
+        ("empty", "has no lines; write a prompt on each"),
+    ):
+        (tmp_path / "empty").write_text("\n", encoding="utf-8")
+        with pytest.raises(SystemExit):
+            tool.arguments_of(["python", model, f"--prompts={tmp_path / name}"])
+        assert said in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -153,6 +197,7 @@ def test_what_vllm_calls_is_noted(measure):
     found = measure("calls", "all")
     assert found.called == ["weight_layouts"]
     assert len(found.figures) == len(tool.CASES)
+    assert found.answers == [[[7, {"7": -0.5, "9": -0.5}], [8, {"8": -0.5}]]] * 2
 
 
 @pytest.mark.parametrize(
