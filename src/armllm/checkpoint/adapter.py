@@ -80,14 +80,22 @@ def read_adapter(name: str, folder: Path, shapes: Mapping[str, tuple[int, int]],
     _check_complete(config, found, shapes)
     matrices = {
         plain_name(module): LowRank(
-            a=file.read(parts["lora_A"]).clone(),
-            b=file.read(parts["lora_B"]).clone(),
+            a=_read_finite(config, file, parts["lora_A"]),
+            b=_read_finite(config, file, parts["lora_B"]),
             scaling=scalings[module],
-            magnitude=file.read(parts["lora_magnitude_vector"]).clone() if config.use_dora else None,
+            magnitude=_read_finite(config, file, parts["lora_magnitude_vector"]) if config.use_dora else None,
         )
         for module, parts in found.items()
     }
     return Adapter(name, max(ranks.values()), matrices)
+
+
+def _read_finite(config: AdapterConfig, file: SafetensorsFile, tensor: str) -> Tensor:
+    """A copy of a tensor; with NaN or infinity in it, every answer would fail."""
+    values = file.read(tensor).clone()
+    if not values.isfinite().all():
+        raise config.error(f"tensor {tensor} has values that are NaN or infinite")
+    return values
 
 
 def _modules(

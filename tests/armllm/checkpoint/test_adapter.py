@@ -112,6 +112,8 @@ TENSORS = {
     "columns": (put(f"{FIRST}.lora_A.weight", torch.ones(4, 9)), r"has shape \[4, 9\], not \[4, 8\]"),
     "rows": (put(f"{FIRST}.lora_B.weight", torch.ones(5, 4)), r"has shape \[5, 4\], not \[6, 4\]"),
     "integers": (put(f"{FIRST}.lora_A.weight", torch.ones(4, 8, dtype=torch.int32)), "has dtype I32"),
+    "no number": (put(f"{FIRST}.lora_B.weight", torch.full((6, 4), float("nan"))), "are NaN or infinite"),
+    "infinity": (put(f"{FIRST}.lora_A.weight", torch.full((4, 8), float("-inf"))), "are NaN or infinite"),
     "half a pair": (lambda tensors: tensors.pop(f"{FIRST}.lora_B.weight"), "q_proj has no lora_B"),
     "a target without a change": (
         lambda tensors: [tensors.pop(f"{FIRST}.lora_{letter}.weight") for letter in "AB"],
