@@ -171,7 +171,16 @@ def explain(log: str, project: str = "", packages: Sequence[str] = ()) -> str:
             return sentence.format(own or "the library's Debian package") if "{}" in sentence else sentence
     if UNDECLARED.search(log) and packages and not any("/" in item for item in packages):
         return MAYBE_OLD
+    if _lacks_a_header(log, packages):
+        return OLD
     return absent(log) or (BESIDES if PROGRAM.search(log) else "")
+
+
+def _lacks_a_header(log: str, packages: Sequence[str]) -> bool:
+    """Return whether a library's folder of headers is there, by --with, without the one that is included."""
+    found = HEADER.search(log)
+    folder = found[1].partition("/")[0] + "/" if found else ""
+    return _packages()["headers"].get(folder) in {item.partition("/")[0] for item in packages}
 
 
 def not_required(cause: str, log: str, project: str) -> str:

@@ -115,6 +115,13 @@ def test_a_name_that_an_old_library_lacks_is_sought_in_a_newer_release():
     assert hints.explain(said, "pycurl") == ""
 
 
+def test_a_header_that_a_given_package_lacks_is_sought_in_a_newer_release():
+    said = "src/error.h:33:10: fatal error: 'git2/sys/errors.h' file not found"
+    assert hints.explain(said, "pygit2") == "the target has no git2/sys/errors.h: --with libgit2-dev"
+    assert hints.explain(said, "pygit2", ("libgit2-dev",)) == hints.OLD
+    assert hints.explain(said, "pygit2", ("zlib1g-dev",)) != hints.OLD
+
+
 @pytest.mark.parametrize(
     ("module", "wanted"),
     [
