@@ -2,8 +2,8 @@
 
 A layer's storage is decided here, where the weights are taken: models ask `load_linear` for a product and
 call what comes back. Dense products are `kernels.linear` where that is the faster one: with AMX, on AArch64,
-in 16 bits on a CPU for which torch's oneDNN has no instructions, and in fp32 on a CPU with AVX-512 that is
-not Intel's. Otherwise they are torch's. Those bring the weights into their own order again in each call, on
+in 16 bits on a CPU for which torch's oneDNN has no instructions, and in fp32 on a CPU with AVX2 that is not
+Intel's. Otherwise they are torch's. Those bring the weights into their own order again in each call, on
 AArch64 too (bf16 with any number of rows, fp32 from 15 on): three times the memory traffic for few rows. On
 x86-64 that can be done before.
 """
@@ -189,10 +189,10 @@ def has_fast_kernel(dtype: torch.dtype) -> bool:
 def has_fast_panels(dtype: torch.dtype) -> bool:
     """Whether `kernels.linear` beats torch's products in this dtype with weights in panels."""
     if dtype is torch.float32:
-        # Torch's products on x86 are MKL's, which has AVX-512 for Intel's CPUs only.
+        # Torch's products on x86 are MKL's, which is made for Intel's CPUs.
         if platform.machine() == "aarch64":
             return True
-        return _target("panel_matmul_f32") == "avx512" and not _is_intel()
+        return _target("panel_matmul_f32") in {"avx2", "avx512"} and not _is_intel()
     if dtype is not torch.bfloat16:
         return False
     target = _target("panel_matmul_bf16")

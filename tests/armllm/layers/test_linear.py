@@ -70,11 +70,13 @@ def test_panels_replace_torch_where_it_emulates_bfloat16(monkeypatch, target, co
         ("aarch64", "neon", False, True),
         ("x86_64", "avx512", True, False),
         ("x86_64", "avx512", False, True),
-        ("x86_64", "avx2", False, False),
+        ("x86_64", "avx2", True, False),
+        ("x86_64", "avx2", False, True),
+        ("x86_64", "scalar", False, False),
     ],
 )
 def test_float32_is_torchs_where_that_is_fast(monkeypatch, machine, target, intel, panels):
-    """On AArch64 it copies the weight from 15 rows on; elsewhere it is MKL, with AVX-512 for Intel alone."""
+    """On AArch64 it copies the weight from 15 rows on. Elsewhere it is MKL, made for Intel's CPUs."""
     monkeypatch.setattr(linear.kernels, "report", lambda: {"panel_matmul_f32": {"target": target}})
     monkeypatch.setattr(linear.platform, "machine", lambda: machine)
     monkeypatch.setattr(linear, "_is_intel", lambda: intel)
