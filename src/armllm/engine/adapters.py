@@ -35,6 +35,7 @@ class AdapterCache:
         self._most = config.max_cpu_loras or config.max_loras
         self._adapters: OrderedDict[int, tuple[LoRARequest, Adapter]] = OrderedDict()
         self._lock = threading.Lock()
+        self._reading = threading.Lock()  # one at a time, for as long as its files take
 
     def get(self, request: LoRARequest | None) -> Adapter | None:
         """The adapter of a request, read if need be.
@@ -48,13 +49,25 @@ class AdapterCache:
             raise RequestError(f"lora_request must be a LoRARequest, not {request!r:.80}")
         if not self._config.enable_lora:
             raise RequestError("lora_request needs an engine with enable_lora=True")
+        if (adapter := self._known(request)) is not None:
+            return adapter
+        with self._reading:
+            if (adapter := self._known(request)) is not None:  # another thread has read it meanwhile
+                return adapter
+            adapter = self._read(request)
+            with self._lock:
+                self._adapters[request.lora_int_id] = request, adapter
+                while len(self._adapters) > self._most:
+                    self._adapters.popitem(last=False)
+            return adapter
+
+    def _known(self, request: LoRARequest) -> Adapter | None:
+        """The adapter of a request if it is in memory, from now on as the most recently used one."""
         with self._lock:
             known = self._adapters.get(request.lora_int_id)
             if known is None:
-                known = self._adapters[request.lora_int_id] = request, self._read(request)
-                while len(self._adapters) > self._most:
-                    self._adapters.popitem(last=False)
-            elif known[0] != request:
+                return None
+            if known[0] != request:
                 raise RequestError(
                     f"lora_int_id {request.lora_int_id} is that of adapter {known[0].lora_name!r} from"
                     f" {known[0].lora_path}: give each adapter a separate number"
