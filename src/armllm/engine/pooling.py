@@ -51,6 +51,7 @@ class Pooling:
         Without these it is the mean for encoders, as in sentence-transformers, and else the last token's
         state, as in vLLM. CheckpointError names what is not supported.
         """
+        warn_of_prompt(folder)
         if config.classes is not None:
             classify: Any = model
             return cls(
@@ -62,7 +63,6 @@ class Pooling:
                 classify=classify.classify,
             )
         modes, projections = read_modules(folder, config.hidden_size)
-        warn_of_prompt(folder)
         modes = modes or (("mean",) if config.is_encoder else ("last",))
         tokens: Any = model if getattr(model, "token_heads", None) is not None else None
         return cls(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MAX_LABELS = 100_000
 SENTENCE_LENGTH = "sentence_bert_config.json"  # where sentence-transformers keeps its length
+SENTENCE_ACTIVATION = "config_sentence_transformers.json"  # and what it makes of the scores of pairs
 ACTIVATIONS = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}  # torch's classes
 PROBLEMS = {
     "regression": "none",
@@ -315,10 +316,7 @@ def read_classes(reader: ConfigReader, pooling: str = "cls") -> Classes:
 
 def _class_activation(reader: ConfigReader, num_labels: int) -> str:
     """As sentence-transformers stored it, else by problem_type, else by the number of labels."""
-    inner = reader.get("sentence_transformers", {})
-    if not isinstance(inner, dict):
-        raise reader.error(f"sentence_transformers must be an object, not {inner!r}")
-    named = inner.get("activation_fn") or reader.get("sbert_ce_default_activation_function", None)
+    named = _sentence_activation(reader)
     if named is not None:
         activation = ACTIVATIONS.get(str(named).rpartition(".")[2])
         if activation is None:
@@ -330,3 +328,13 @@ def _class_activation(reader: ConfigReader, num_labels: int) -> str:
     if problem is not None:
         return PROBLEMS[reader.choice("problem_type", "", PROBLEMS)]
     return "sigmoid" if num_labels == 1 else "softmax"
+
+
+def _sentence_activation(reader: ConfigReader) -> Any:
+    """What sentence-transformers stored: in its own file, or by earlier versions in config.json."""
+    inner = reader.get("sentence_transformers", {})
+    if not isinstance(inner, dict):
+        raise reader.error(f"sentence_transformers must be an object, not {inner!r}")
+    earlier = inner.get("activation_fn") or reader.get("sbert_ce_default_activation_function", None)
+    path = reader.path.parent / SENTENCE_ACTIVATION
+    return (read_object(path).get("activation_fn") if path.is_file() else None) or earlier

@@ -209,6 +209,31 @@ def test_classes_are_those_of_transformers(tmp_path, architecture, seed):
         llm.embed(inputs, use_tqdm=False)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", ["Identity", "Sigmoid", "Softmax"])
+def test_a_cross_encoder_has_the_activation_of_its_own_file(tmp_path, name, count):
+    """Catches probabilities where sentence-transformers, since version 6, gives scores, or the reverse."""
+    labels = {str(index): f"class {index}" for index in range(count)}
+    config = random_config("BertForSequenceClassification", 0) | {"id2label": labels}
+    # what an earlier version wrote there says something else
+    other = "torch.nn.modules.linear.Identity" if name == "Sigmoid" else "torch.nn.modules.activation.Sigmoid"
+    config["sentence_transformers"] = {"activation_fn": other}
+    model = save_reference(tmp_path, config)
+    module = "linear" if name == "Identity" else "activation"
+    settings = {"model_type": "CrossEncoder", "activation_fn": f"torch.nn.modules.{module}.{name}"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    ids = prompts(3)[1]
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids])).logits[0]
+    wanted = {"Identity": logits, "Sigmoid": logits.sigmoid(), "Softmax": logits.softmax(-1)}[name]
+    (output,) = load(tmp_path).classify([ids], use_tqdm=False)
+    torch.testing.assert_close(torch.tensor(output.outputs.probs), wanted, rtol=0, atol=1e-4)
+    settings["activation_fn"] = "torch.nn.modules.activation.Tanh"
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"activation 'torch.nn.modules.activation.Tanh'"):
+        read_model_config(tmp_path)
+
+
 def test_the_second_text_of_a_pair_has_its_own_segment(tmp_path):
     config = random_config("BertForSequenceClassification", 0) | {"id2label": {"0": "score"}}
     model = save_reference(tmp_path, config)
