@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import sys
 import types
 
 import pytest
 import torch
+from tests.armllm.vllm_plugin.own_vllm import plugin_module
 
 LINEAR = "vllm.model_executor.kernels.linear"
 MIXED = f"{LINEAR}.mixed_precision"
@@ -54,7 +53,7 @@ class Config:
 
 
 @pytest.fixture
-def ours(monkeypatch):
+def ours():
     """The class of the plugin, with vLLM's names as they are here."""
     names = {
         f"{MIXED}.cpu": {"CPUWNA16LinearKernel": Kernel},
@@ -64,20 +63,8 @@ def ours(monkeypatch):
         LINEAR: {"register_linear_kernel": None},
         "vllm.platforms": {"PlatformEnum": None},
     }
-    for name, attributes in names.items():
-        parts = name.split(".")
-        for count in range(1, len(parts)):
-            parent = ".".join(parts[:count])
-            if parent not in names:
-                monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
-        module = types.ModuleType(name)
-        vars(module).update(attributes)
-        monkeypatch.setitem(sys.modules, name, module)
-    for module in ("mixed_precision", "selection"):
-        monkeypatch.delitem(sys.modules, f"armllm.vllm_plugin.{module}", raising=False)
-    yield importlib.import_module("armllm.vllm_plugin.mixed_precision").ArmllmWNA16LinearKernel
-    for module in ("mixed_precision", "selection"):
-        del sys.modules[f"armllm.vllm_plugin.{module}"]
+    with plugin_module("mixed_precision", names, "selection") as module:
+        yield module.ArmllmWNA16LinearKernel
 
 
 @pytest.mark.parametrize("kind", TYPES)

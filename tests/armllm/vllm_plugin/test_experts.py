@@ -1,0 +1,67 @@
+"""Which experts the plugin takes, by what vLLM says of them; vLLM itself is not needed."""
+
+from __future__ import annotations
+
+import enum
+import types
+
+import pytest
+import torch
+from tests.armllm.vllm_plugin.own_vllm import plugin_module
+
+FUSED = "vllm.model_executor.layers.fused_moe"
+MoEActivation = enum.Enum("MoEActivation", "SILU GELU GELU_TANH SWIGLUOAI")
+
+
+class Experts:
+    """vLLM's own."""
+
+
+class Method:
+    def __init__(self, moe):
+        self.experts_cls = Experts
+
+
+@pytest.fixture(scope="module")
+def experts():
+    """The module of the plugin, with vLLM's names as they are here."""
+    names = {
+        f"{FUSED}.activation": {"MoEActivation": MoEActivation},
+        f"{FUSED}.config": {"FusedMoEConfig": None, "FusedMoEParallelConfig": None},
+        f"{FUSED}.experts.cpu_moe": {"CPUUnquantizedExperts": Experts},
+        f"{FUSED}.unquantized_fused_moe_method": {"UnquantizedFusedMoEMethod": Method},
+    }
+    with plugin_module("experts", names) as module:
+        yield module
+
+
+def layer(**change):
+    values = {
+        "is_act_and_mul": True,
+        "activation": MoEActivation.SILU,
+        "in_dtype": torch.bfloat16,
+        "swiglu_limit": None,
+        "moe_parallel_config": types.SimpleNamespace(use_ep=False, enable_eplb=False),
+    }
+    return types.SimpleNamespace(**values | change)
+
+
+@pytest.mark.parametrize("activation", [MoEActivation.SILU, MoEActivation.GELU, MoEActivation.GELU_TANH])
+def test_experts_that_the_kernels_have_are_taken(experts, activation):
+    assert experts.ArmllmMoEMethod(layer(activation=activation)).experts_cls is experts.ArmllmExperts
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"swiglu_limit": 7.0},
+        {"activation": MoEActivation.SWIGLUOAI},
+        {"is_act_and_mul": False},
+        {"in_dtype": torch.float64},
+        {"moe_parallel_config": types.SimpleNamespace(use_ep=True, enable_eplb=False)},
+    ],
+    ids=["a limit", "gpt-oss", "no gate", "another dtype", "ranks"],
+)
+def test_other_experts_stay_with_vllm(experts, change):
+    """It would catch answers without the clamp of the model."""
+    assert experts.ArmllmMoEMethod(layer(**change)).experts_cls is Experts
