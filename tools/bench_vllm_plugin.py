@@ -102,7 +102,7 @@ FUNCTIONS = {
     "int4": {"matmul_w4a8", "matmul_w8a8"},
     "int8": {"matmul_w8a8"},
     "dense": {"linear", "panel_linear"},
-    "moe": {"moe_bf16", "moe_f16", "moe_f32"},
+    "moe": {"moe"},
     "attention": {"paged_attention"},
     "norm": {"rms_norm", "fused_add_rms_norm", "layer_norm"},
     "activation": {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu", "gelu_tanh", "quick_gelu"},

@@ -11,6 +11,7 @@ import pytest
 
 import bench_vllm_plugin as tool
 from armllm import vllm_plugin
+from armllm.kernels._extension import extension
 
 # What the tool needs of vLLM. As long as it has a model it calls `kernel`, a function of armllm or none.
 VLLM = """
@@ -82,6 +83,8 @@ def result(called=(), **reasons):
 
 def test_every_part_has_functions_that_it_calls():
     assert tool.FUNCTIONS.keys() == vllm_plugin.PARTS.keys()
+    for names in tool.FUNCTIONS.values():
+        assert names <= set(dir(extension))
 
 
 @pytest.mark.parametrize(
