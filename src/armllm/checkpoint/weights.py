@@ -309,7 +309,9 @@ class CheckingWeights(Weights):
         if isinstance(self.checkpoint, DummyTensors):
             self.checkpoint.add(full_name, shape)
         if full_name not in self.checkpoint.names():
-            self._note_problem(f"tensor {full_name} is missing")
+            packed = f"{full_name}_packed" in self.checkpoint.names()
+            how = "is there only packed, which is not supported for it" if packed else "is missing"
+            self._note_problem(f"tensor {full_name} {how}")
             return
         dtype, stored_shape = self.checkpoint.describe(full_name)
         where = self.checkpoint.where(full_name)

@@ -105,9 +105,10 @@ def read_modules(folder: Path, hidden_size: int) -> tuple[tuple[str, ...], tuple
             projections.append(dataclasses.replace(found, normalized=normalized))
             normalized = False
         else:
+            way = ": hf_overrides with classifier_from_token do the same" if kind == "LogitScore" else ""
             raise CheckpointError(
                 f"{folder / MODULES}: module {kind!r:.80} is not supported, only Transformer, Pooling, Dense"
-                " and Normalize"
+                f" and Normalize{way}"
             )
     return modes, tuple(projections)
 

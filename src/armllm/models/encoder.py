@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MAX_LABELS = 100_000
 SENTENCE_LENGTH = "sentence_bert_config.json"  # where sentence-transformers keeps its length
+TOKENIZER_LENGTH = "tokenizer_config.json"  # and since version 6
 SENTENCE_ACTIVATION = "config_sentence_transformers.json"  # and what it makes of the scores of pairs
 ACTIVATIONS = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}  # torch's classes
 PROBLEMS = {
@@ -287,10 +288,15 @@ def bert_fields(reader: ConfigReader) -> dict[str, Any]:
 
 def sentence_length(reader: ConfigReader) -> int | None:
     """Tokens up to which sentence-transformers reads a text with this checkpoint, if it says so."""
-    path = reader.path.parent / SENTENCE_LENGTH
+    folder = reader.path.parent
+    path, later = folder / SENTENCE_LENGTH, folder / TOKENIZER_LENGTH
     if not path.is_file():
         return None
-    return ConfigReader(read_object(path), path).optional_integer("max_seq_length", None)
+    stated = ConfigReader(read_object(path), path).optional_integer("max_seq_length", None)
+    if stated is not None or not later.is_file():
+        return stated
+    length = read_object(later).get("model_max_length")
+    return length if isinstance(length, int) and 1 < length < MAX_WIDTH else None
 
 
 def read_classes(reader: ConfigReader, pooling: str = "cls") -> Classes:

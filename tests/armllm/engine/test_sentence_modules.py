@@ -104,6 +104,13 @@ def test_dropout_is_for_training(folder):
     assert len(read(folder)[1]) == 1
 
 
+def test_scores_of_tokens_have_another_way(folder):
+    """What sentence-transformers saves for a reranker that answers "yes" or "no"."""
+    scores = {"type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore", "path": "1_L"}
+    (folder / "modules.json").write_text(json.dumps([MODULES[0], scores]))
+    refused(folder, "module 'LogitScore' is not supported.*hf_overrides with classifier_from_token")
+
+
 def refused(folder, message):
     began = time.process_time()
     with pytest.raises(CheckpointError, match=message) as caught:

@@ -209,6 +209,26 @@ def test_classes_are_those_of_transformers(tmp_path, architecture, seed):
         llm.embed(inputs, use_tqdm=False)
 
 
+@pytest.mark.parametrize(
+    ("stated", "of_tokenizer", "length"),
+    [
+        ({"max_seq_length": 16}, {"model_max_length": 32}, 16),
+        ({"transformer_task": "feature-extraction"}, {"model_max_length": 32}, 32),
+        ({}, {"model_max_length": int(1e30)}, None),  # the tokenizer has no limit
+        ({}, {"model_max_length": "32"}, None),
+        ({}, None, None),
+        (None, {"model_max_length": 32}, None),
+    ],
+)
+def test_a_text_is_as_long_as_sentence_transformers_reads_it(tmp_path, stated, of_tokenizer, length):
+    """Catches the file of version 6, which has the length no more."""
+    (tmp_path / "config.json").write_text(json.dumps(random_config("BertModel", 0)))
+    for name, values in (("sentence_bert_config", stated), ("tokenizer_config", of_tokenizer)):
+        if values is not None:
+            (tmp_path / f"{name}.json").write_text(json.dumps(values))
+    assert read_model_config(tmp_path)[1].default_model_len == length
+
+
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("name", ["Identity", "Sigmoid", "Softmax"])
 def test_a_cross_encoder_has_the_activation_of_its_own_file(tmp_path, name, count):

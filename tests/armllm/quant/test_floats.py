@@ -216,6 +216,14 @@ def test_damaged_scales_of_mxfp4_are_named(make_checkpoint, tmp_path, change, wo
     refused(tmp_path / "model", change, words)
 
 
+def test_a_packed_embedding_is_named(make_checkpoint, tmp_path):
+    """Catches "missing" of a tensor that a target such as re:.* let the quantizer pack."""
+    settings, form = MXFP4
+    folder, source = tmp_path / "model", make_checkpoint(**SIZES)
+    write_quantized(folder, source, settings, form, lambda name: is_linear(name) or "embed_tokens" in name)
+    refused(folder, lambda _: None, "model.embed_tokens.weight is there only packed")
+
+
 def test_they_can_be_rounded_to_integers(make_checkpoint, tmp_path):
     settings, form = CASES["blocks"]
     folder = tmp_path / "model"
