@@ -109,7 +109,7 @@ def note(arguments: list[str], document: dict[str, Any], stderr: str) -> Entry:
     """Return what came of `armbuild wheel ARGUMENTS`, given what it printed."""
     project, joined = Requirement(arguments[0]).name, _joined(arguments[1:])
     options = [
-        re.sub(r"(--source=[\w.-]+=)\S*/", r"\1", word)  # the file's name is enough
+        re.sub(r"(--source=[\w.-]+=|--patch=)\S*/", r"\1", word)  # the file's name is enough
         for word in joined
         if not word.startswith(LIKE_ALL)
     ]

@@ -20,9 +20,9 @@ def test_options_are_noted_as_one_word_each_and_without_places_of_this_machine(t
     results = [{"cpu": "max", "said": "2 passed"}]
     wheel |= {"compiler": "zig", "cpu_seconds": 1.0, "smoke": {"results": results}}
     asked = ["thing", "--import", "thing", "--with", "a-dev,b-dev", "--source=x=/here/x.tar", "--env=A=/usr"]
-    asked += ["--command", "pytest -q {project}/tests", "--requires=pytest"]
+    asked += ["--patch", "/here/x.patch", "--command", "pytest -q {project}/tests", "--requires=pytest"]
     found = build_published.note(asked, {"wheels": [wheel]}, "")
-    assert found.options == "--with=a-dev,b-dev --source=x=x.tar --env=A=/usr"
+    assert found.options == "--with=a-dev,b-dev --source=x=x.tar --env=A=/usr --patch=x.patch"
     assert (found.version, found.backend, found.proven_on) == ("1.0", "meson-python", "max")
     assert found.tests == "`pytest -q {project}/tests`: 2 passed"
 

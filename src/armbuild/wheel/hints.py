@@ -102,7 +102,7 @@ KNOWN = (
     ),
     (
         STUBS.pattern,
-        f"a generator of stubs imports the AArch64 extension into this machine's Python: {ON_THE_TARGET}",
+        f"a generator of stubs imports the AArch64 extension here: --patch can drop it, {ON_THE_TARGET}",
     ),
     (
         NO_EMULATOR.pattern + r"|Exec format error|cannot execute binary file"
