@@ -12,9 +12,9 @@ from unittest import mock
 from sigstore import dsse
 from sigstore.sign import SigningContext
 from sigstore.verify import Verifier
+from tests.armbuild.attested import SIGNER, beside, built_wheel, image, restate, rewrite
 from tests.armbuild.damage import damaged, written
 from tests.armbuild.damaged_documents import Token
-from tests.armbuild.test_verify import SIGNER, beside, built_wheel, image, restate, rewrite
 from tests.armbuild.wheel import sigstore_services
 
 from armbuild.cli import main

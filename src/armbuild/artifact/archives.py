@@ -1,4 +1,4 @@
-"""The only reader of untrusted archives: limits before anything is read, and no path out of a folder.
+"""The only reader of untrusted archives: no more than `limits` allow, and no path out of a folder.
 
 Zip archives (APPNOTE.TXT, 4.3), tar archives (POSIX.1-2017, pax; GNU tar's long names), and paths below a
 root whose links may lead anywhere.
@@ -6,7 +6,6 @@ root whose links may lead anywhere.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import lzma
 import os
@@ -18,10 +17,10 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from armbuild.artifact.limits import MAX_DEPTH, Budget, is_bomb
 from armbuild.errors import CheckFailed
 
 if sys.version_info >= (3, 14):
@@ -30,7 +29,7 @@ else:
     from backports import zstd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 ZstdFile, ZstdError = zstd.ZstdFile, zstd.ZstdError
 # What zipfile, tarfile and json raise on hostile input, beyond their own errors.
@@ -53,16 +52,6 @@ BROKEN = (
 )
 OF_THIS_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EMFILE)
 """Numbers of an OSError, which is among BROKEN, that no archive is to blame for."""
-MAX_FILES = 200_000
-# Folders and links count too in a tar: an image has more of them than files, a bomb much more.
-_MAX_ENTRIES = 2 * MAX_FILES
-_FEW_IMAGES = 4
-_MAX_TOTAL = 16 << 30
-# An image with a model in it holds more than that, but in an archive of nearly that size.
-_MAX_RATIO_OF_LARGE = 4
-# Deflate reaches 1,032:1 on zeros; real shared objects stay below 20:1, sparse tables below 200:1.
-_MAX_RATIO = 200
-_RATIO_MATTERS_ABOVE = 256 << 20
 TEXT_LIMIT = 4 << 20
 """Bytes of METADATA, WHEEL and other texts of a wheel that are read as a whole."""
 _DIRECTORY_LIMIT = 64 << 20
@@ -80,67 +69,6 @@ _UTF8, _UNICODE_PATH = 0x800, 0x7075
 # Bytes behind a file by its flag for a data descriptor, with which its header need not tell the sizes.
 _GAPS = {0: (0,), 8: (0, 12, 16, 20, 24)}
 MAX_LINKS = 40
-MAX_DEPTH = 100
-"""Folders in one another: Python walks and removes deeper ones with one call in another, up to a limit."""
-
-
-def is_bomb(files: int, total: int, size: int) -> bool:
-    """Return whether ``files`` of ``total`` bytes in a container of ``size`` bytes are too much."""
-    return (
-        files > MAX_FILES
-        or total > max(_MAX_TOTAL, _MAX_RATIO_OF_LARGE * size)
-        or (total > _RATIO_MATTERS_ABOVE and total > _MAX_RATIO * max(size, 1))
-    )
-
-
-def refuse_holes(path: Path) -> None:
-    """Raise CheckFailed for a file of holes, which would be read for hours though it takes no space."""
-    size = path.stat().st_size
-    if size <= _RATIO_MATTERS_ABOVE:
-        return
-    held = end = 0
-    with path.open("rb") as file, contextlib.suppress(OSError):  # ENXIO: no data behind the last hole
-        while end < size and is_bomb(1, size, held):
-            start = os.lseek(file.fileno(), end, os.SEEK_DATA)
-            end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
-            held += end - start
-    if is_bomb(1, size, held):
-        raise CheckFailed(f"{path}: refused: {size} bytes, of which all but {held} are holes")
-
-
-@dataclass
-class Budget:
-    """What may still be unpacked, so that no archive, however small, keeps its reader busy for ever."""
-
-    path: Path
-    """Of the archive, for the message."""
-    archive_size: int
-    images: int = 1
-    """Among how many the whole is divided: each may be made of the same layers."""
-    total: int = 0
-    count: int = 0
-
-    def entries(self, tar: Iterable[tarfile.TarInfo]) -> Iterator[tarfile.TarInfo]:
-        """Yield the entries of ``tar``; raises CheckFailed before too much of it was read."""
-        for entry in tar:
-            self.total += max(entry.size, 0)
-            self.count += 1
-            if self.count * max(1, self.images // _FEW_IMAGES) > _MAX_ENTRIES or self._too_much():
-                raise CheckFailed(
-                    f"{self.path}: refused: {self.count} entries that unpack from {self.archive_size} bytes"
-                    f" to {self.total} or more look like a bomb"
-                )
-            yield entry
-
-    def rest(self, stream: Any) -> None:
-        """Read what follows the end of a tar; raises CheckFailed once it is too much."""
-        while block := stream.read(1 << 20):
-            self.total += len(block)
-            if self._too_much():
-                raise CheckFailed(f"{self.path}: refused: what follows the end of its tar looks like a bomb")
-
-    def _too_much(self) -> bool:
-        return is_bomb(0, self.total * self.images, self.archive_size)
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from armbuild.artifact.archives import MAX_DEPTH
+from armbuild.artifact.limits import MAX_DEPTH
 from armbuild.errors import one_line
 
 

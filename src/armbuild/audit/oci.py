@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from armbuild.artifact.archives import Budget
+    from armbuild.artifact.limits import Budget
 
 
 def open_oci(path: Path, number: int = 0) -> Archive:

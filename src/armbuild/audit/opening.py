@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from armbuild.artifact.archives import MAX_FILES, refuse_holes, walk
+from armbuild.artifact.archives import walk
+from armbuild.artifact.limits import MAX_FILES, refuse_holes
 from armbuild.audit.archive import ELF, Archive, Kind, Member
 from armbuild.audit.oci import open_oci
 from armbuild.audit.zipped import open_zip

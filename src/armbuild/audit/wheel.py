@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from armbuild.artifact import variant, wheelfile
-from armbuild.artifact.archives import MAX_FILES
+from armbuild.artifact.limits import MAX_FILES
 from armbuild.errors import UsageError
 from armisa import Isa
 from armisa.errors import IsaError

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from armbuild.artifact.archives import BROKEN, Budget, ZstdFile, open_file, open_tar, refuse_holes, walk
+from armbuild.artifact.archives import BROKEN, ZstdFile, open_file, open_tar, walk
+from armbuild.artifact.limits import Budget, refuse_holes
 from armbuild.errors import CheckFailed, UsageError
 from armbuild.image.layers import MEDIA_TYPE, PLAIN, media_type
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import tarfile
     from pathlib import Path
 
-    from armbuild.artifact.archives import Budget
+    from armbuild.artifact.limits import Budget
     from armbuild.image.reader import ImageFile, LayerBlob, Manifest
 
 OPAQUE = ".wh..wh..opq"

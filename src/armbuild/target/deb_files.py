@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING, cast
 
 from armbuild.artifact import archives
+from armbuild.artifact.limits import Budget
 from armbuild.errors import BuildError, CheckFailed, packages_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _read(package: Path, part: str, take: Callable[[tarfile.TarFile, tarfile.Tar
 
     Raises BuildError for a damaged package.
     """
-    budget = archives.Budget(package, package.stat().st_size)
+    budget = Budget(package, package.stat().st_size)
     with subprocess.Popen(
         ["dpkg-deb", part, package], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as child:

@@ -296,25 +296,3 @@ def test_zip_archives_that_were_streamed_hold_what_they_list(tmp_path):
     (tmp_path / "a.whl").write_bytes(written)
     with archives.open_zip(tmp_path / "a.whl") as archive:
         assert archives.unlisted(archive) == ""
-
-
-@pytest.mark.parametrize("end", [b"", b"x" * 5000])
-def test_a_file_of_holes_is_refused_before_it_is_read(tmp_path, end):
-    path = tmp_path / "x"
-    with path.open("wb") as file:
-        file.write(b"x" * 5000)
-        file.seek((1 << 42) - len(end))
-        file.write(end)
-        file.truncate(1 << 42)
-    with pytest.raises(CheckFailed, match=r"refused: 4398046511104 bytes, of which all but \d+ are holes"):
-        archives.refuse_holes(path)
-
-
-def test_a_large_file_with_some_holes_is_read(tmp_path):
-    path = tmp_path / "x"
-    with path.open("wb") as file:
-        for place in range(4):
-            file.seek(place * (70 << 20))
-            file.write(bytes(1 << 20))
-        file.truncate(280 << 20)
-    archives.refuse_holes(path)

@@ -13,7 +13,7 @@ import pytest
 from tests.armbuild.image import small
 
 from armbuild import verify
-from armbuild.artifact import archives
+from armbuild.artifact import limits
 from armbuild.errors import CheckFailed, UsageError
 from armbuild.image import archive, reader, unpack
 
@@ -280,7 +280,7 @@ def test_images_of_the_same_layers_cost_no_more_than_one_may(tmp_path, monkeypat
         tar.extractall(tmp_path / "layout", filter="data")
     index = tmp_path / "layout/index.json"
     document = json.loads(index.read_text())
-    monkeypatch.setattr(archives, "_RATIO_MATTERS_ABOVE", 4 << 20)
+    monkeypatch.setattr(limits, "_RATIO_MATTERS_ABOVE", 4 << 20)
     for count, refused in ((2, False), (10, True)):
         index.write_text(json.dumps({**document, "manifests": document["manifests"] * count}))
         checks = verify.check(tmp_path / "layout")

@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from armbuild.artifact import archives
+from armbuild.artifact import limits
 from armbuild.errors import BuildError
 from armbuild.target import deb_files
 
@@ -173,8 +173,8 @@ def test_a_hard_link_to_a_soft_one_is_that_link_and_not_what_it_leads_to(tmp_pat
 def test_a_package_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     path = package(tmp_path, [("./usr/a", bytes(1 << 16), tarfile.REGTYPE)])
     (tmp_path / "root").mkdir()
-    monkeypatch.setattr(archives, "_RATIO_MATTERS_ABOVE", 0)
-    monkeypatch.setattr(archives, "_MAX_RATIO", 0)
+    monkeypatch.setattr(limits, "_RATIO_MATTERS_ABOVE", 0)
+    monkeypatch.setattr(limits, "_MAX_RATIO", 0)
     with pytest.raises(BuildError, match="like a bomb"):
         deb_files.unpack([path], tmp_path / "root")
     with pytest.raises(BuildError, match="like a bomb"):

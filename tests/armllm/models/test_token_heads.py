@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 import transformers
-from tests.armllm.models.test_encoders import prompts, random_config, save_reference
+from tests.armllm.models.encoder_configs import prompts, random_config, save_reference
 
 from armllm import LLM, PoolingParams
 from armllm.cli import main

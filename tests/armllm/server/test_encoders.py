@@ -9,7 +9,7 @@ import struct
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.armllm.models.test_encoders import prompts, random_config, save_reference
+from tests.armllm.models.encoder_configs import prompts, random_config, save_reference
 
 from armllm import LLM, PoolingParams
 from armllm.errors import CheckpointError

