@@ -70,6 +70,27 @@ CONFIG = """\
 answer=$({run} {script} "$@") || exit
 printf '%s\\n' "$answer" | sed -E {below}
 """
+SWIG = """\
+#!/bin/sh
+# SWIG reads headers as a compiler does: the target's, where a project names this machine's.
+IFS=:
+for folder in $PATH; do
+  test "$folder" = {answers} || test ! -x "$folder/swig" || break
+done
+unset IFS
+test -x "$folder/swig" || {{ echo "swig: not found" >&2; exit 127; }}
+root={root}
+for word do
+  shift
+  case $word in
+  -I/usr/include/{machine}-linux-gnu*)
+    word=-I$root/usr/include/aarch64-linux-gnu${{word#-I/usr/include/{machine}-linux-gnu}} ;;
+  -I/usr/include|-I/usr/include/*) word=-I$root${{word#-I}} ;;
+  esac
+  set -- "$@" "$word"
+done
+exec "$folder/swig" "$@"
+"""
 OPEN = """\
 
 import builtins
@@ -143,6 +164,9 @@ def write(folder: Path, place: Path, baseline: str | None, system: Sysroot | Non
     program(folder / "answers/ldconfig", LDCONFIG.format(listing=shlex.quote(str(place / "libraries"))))
     if system:
         _write_programs(folder / "answers", system, run)
+        answers, root = shlex.quote(str(place / "answers")), shlex.quote(str(system.folder))
+        text = SWIG.format(answers=answers, root=root, machine=platform.machine())
+        program(folder / "answers/swig", text)
     return OPEN.format(cpuinfo=str(described))
 
 

@@ -113,6 +113,10 @@ KNOWN = (
         r"error: .*\.so[\w.]*: (?:cannot open shared object|wrong ELF class)|Unable to load dependency HDF5",
         LOADS,
     ),
+    (
+        r"\bswig: not found|command 'swig' failed: No such file|Could NOT find SWIG",
+        "the build runs SWIG: --build-requires swig",
+    ),
     (TOO_OLD.pattern, OLD),
     (r"requires target feature '|instruction requires: \w", BEYOND),
     (

@@ -155,3 +155,28 @@ def test_a_librarys_own_program_answers_with_folders_of_the_target(answers):
         run(answers, "krb5-config", "--libs")
     assert failed.value.returncode == 3
     assert not (answers / "answers/curl").exists()
+
+
+def test_swig_reads_the_targets_headers(answers, tmp_path):
+    """Else it would wrap functions of this machine's OpenSSL, which the target's does not have."""
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        run(answers, "swig", "-version")
+    assert (failed.value.returncode, failed.value.stderr) == (127, "swig: not found\n")
+    (tools := tmp_path / "tools").mkdir()
+    program(tools / "swig", "#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    path = os.pathsep.join((str(answers / "answers"), str(tools), os.environ["PATH"]))
+    own = f"-I/usr/include/{platform.machine()}-linux-gnu"
+    asked = [own, f"{own}/x", "-I/usr/include", "-I/usr/include/openssl", "-I/usr/included", "-I.", "a b.i"]
+    said = subprocess.run(
+        ["swig", *asked], env={"PATH": path}, check=True, capture_output=True, text=True
+    ).stdout  # fmt: skip
+    usr = f"-I{answers / 'root/usr/include'}"
+    assert said.splitlines() == [
+        f"{usr}/aarch64-linux-gnu",
+        f"{usr}/aarch64-linux-gnu/x",
+        usr,
+        f"{usr}/openssl",
+        "-I/usr/included",
+        "-I.",
+        "a b.i",
+    ]

@@ -59,6 +59,9 @@ from armbuild.wheel import hints
             "`cargo vendor` in the unpacked sdist",
         ),
         ("error: no matching package named `pyo3` found\nlocation searched: crates.io index", "cargo vendor"),
+        ("swig: not found\nerror: command '/x/swig' failed with exit code 127", "--build-requires swig"),
+        ("error: command 'swig' failed: No such file or directory", "--build-requires swig"),
+        ("CMake Error: Could NOT find SWIG (missing: SWIG_EXECUTABLE)", "--build-requires swig"),
         ("Error: pg_config executable not found.", "asks pg_config, .*: --with libpq-dev"),
         (
             "Could not run curl-config: [Errno 2] No such file or directory: 'curl-config'",
