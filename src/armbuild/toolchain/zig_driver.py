@@ -126,6 +126,17 @@ def is_source(argument: str) -> bool:
     )
 
 
+def with_language(arguments: list[str], tool: str) -> list[str]:
+    """State the language of standard input, which GCC knows by the program's name.
+
+    Without it, zig passes by, and clang reads this machine's headers.
+    """
+    if "-" not in arguments or any(argument.startswith("-x") for argument in arguments):
+        return arguments
+    place = arguments.index("-")
+    return [*arguments[:place], "-x", "c++" if tool == "c++" else "c", *arguments[place:]]
+
+
 def archiver_arguments(arguments: list[str]) -> list[str]:
     """Drop the modifier for thin archives, which zig's linker cannot read."""
     if arguments and not arguments[0].startswith("--") and re.fullmatch(r"-?[a-zA-Z]+", arguments[0]):
@@ -147,6 +158,7 @@ def main(argv: list[str]) -> None:
         if "-Wl,--version" in arguments:  # meson asks which linker this is, and zig's takes no such option
             sys.stdout.write("LLD 20.1.2 (compatible with GNU linkers)\n")
             return
+        arguments = with_language(arguments, tool)
         arguments = compiler_arguments(arguments, target=target, settings=settings)
     elif tool == "ar":
         arguments = archiver_arguments(arguments)

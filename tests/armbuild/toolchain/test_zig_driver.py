@@ -101,6 +101,14 @@ def test_standard_input_is_read_although_zig_passes_it_by():
     assert arguments("-E", "a.c")[1] == TARGET
 
 
+def test_the_language_of_standard_input_is_that_of_the_program():
+    """Else `cc -E -` reads this machine's headers."""
+    assert zig_driver.with_language(["-E", "-"], "cc") == ["-E", "-x", "c", "-"]
+    assert zig_driver.with_language(["-E", "-", "-w"], "c++") == ["-E", "-x", "c++", "-", "-w"]
+    for same in (["-E", "-xc", "-"], ["-x", "c", "-E", "-"], ["-E", "a.c"]):
+        assert zig_driver.with_language(same, "c++") == same
+
+
 @pytest.mark.parametrize("question", ["-dumpmachine", "-print-prog-name=ld", "--print-multiarch"])
 def test_questions_of_configure_scripts_are_asked_without_the_version_that_clang_refuses(question):
     assert arguments(question)[:2] == ["-target", "aarch64-linux-gnu"]
