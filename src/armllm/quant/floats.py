@@ -7,8 +7,10 @@ as it is stored (`DecodedTensors.read_fp8`), so that a weight has 8 bits in memo
   all, per row, per group of inputs or per block of rows and inputs. Experts may be in one tensor.
 - FP4: ``weight_packed`` uint8 ``[N, K / 2]`` (E2M1, the first value in the low bits) with ``weight_scale``
   per group: E4M3, divided by ``weight_global_scale`` (NVFP4), or exponents of two with a bias of 127 (MXFP4).
+  NVIDIA's ModelOpt calls the bytes ``weight`` and multiplies the scales of NVFP4 by ``weight_scale_2``.
 
-Source of names: the compressed-tensors package, compressors/; transformers, integrations/finegrained_fp8.py.
+Source of names: the compressed-tensors package, compressors/ and entrypoints/convert/; transformers,
+integrations/finegrained_fp8.py; nvidia-modelopt, torch/export/.
 """
 
 from __future__ import annotations
@@ -36,10 +38,18 @@ if TYPE_CHECKING:
     from armllm.checkpoint.weights import Weights
 
 FP8 = ("F8_E4M3", "F8_E5M2")
-SCALES = ("F32", "BF16", "F16", "F8_E8M0")
+SCALES = ("F32", "BF16", "F16", "F8_E8M0", "U8")
 PACKED, SCALE, INVERSE, GLOBAL = "weight_packed", "_scale", "_scale_inv", "weight_global_scale"
-INPUTS = ("input_scale", "input_global_scale")  # of activations, which stay in the model's dtype
-COMPRESSED = ("float-quantized", "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
+FACTOR = "weight_scale_2"
+INPUTS = ("input_scale", "input_global_scale", "activation_scale")  # inputs stay in the model's dtype
+COMPRESSED = (
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+)
+ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", "NVFP4", "W4A16_NVFP4")  # of ModelOpt
 Block = tuple[int, int]
 
 
@@ -53,11 +63,27 @@ class FloatFormat:
 
     @classmethod
     def of_fp8(cls, reader: ConfigReader) -> FloatFormat:
-        """quant_method "fp8"; modules_to_not_convert only repeats what the tensors are."""
+        """quant_method "fp8" or "fbgemm_fp8"; modules_to_not_convert only repeats what the tensors are."""
         _refuse(reader, "kv_cache_scheme")
         block = _block(reader, "weight_block_size")
         size = f", blocks of {block[0]} x {block[1]}" if block else ""
-        return cls("fp8", f"fp8{size}; E4M3 stays as stored, E5M2 is decoded while loading", block)
+        method = str(reader.get("quant_method", "fp8"))
+        return cls(method, f"{method}{size}; E4M3 stays as stored, E5M2 is decoded while loading", block)
+
+    @classmethod
+    def of_modelopt(cls, reader: ConfigReader) -> FloatFormat:
+        """quant_method "modelopt"; names of layers only repeat what the tensors are."""
+        for name in ("kv_cache_scheme", "kv_cache_quant_algo"):
+            _refuse(reader, name)
+        found = {str(reader.get("quant_algo", None)).upper()}
+        if found == {"MIXED_PRECISION"}:
+            layers = reader.section("quantized_layers")
+            found = {str(layers.section(name).get("quant_algo", None)).upper() for name in layers.values}
+        if unknown := sorted(found - {*ALGORITHMS}):
+            listed = ", ".join(ALGORITHMS)
+            raise reader.error(f"quant_algo {unknown[0]!r:.80} is not supported, only {listed}")
+        how = "decoded while loading" if any("FP4" in name for name in found) else "as stored"
+        return cls("modelopt", f"modelopt ({', '.join(sorted(found))}), {how}")
 
     @classmethod
     def of_compressed(cls, reader: ConfigReader) -> FloatFormat:
@@ -109,12 +135,13 @@ class FloatFormat:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Matrix:
-    """Names of what a decoded tensor comes from."""
+    """Names of what a decoded tensor comes from. packed: a byte holds two values."""
 
     values: str
     scale: str
     overall: str | None
     shape: tuple[int, ...]
+    packed: bool
 
 
 class DecodedTensors:
@@ -141,18 +168,20 @@ class DecodedTensors:
         """What a tensor of small numbers belongs to."""
         stored = self.checkpoint.names()
         kind, shape = self.checkpoint.describe(name)
-        if name.endswith(PACKED) and kind == "U8":
-            stem, shape = name.removesuffix(PACKED), (*shape[:-1], 2 * shape[-1])
+        stem = name.removesuffix("_packed").removesuffix("weight")
+        if kind == "U8" and (name.endswith(PACKED) or f"{stem}{FACTOR}" in stored):
+            overall = (f"{stem}{ending}" for ending in (GLOBAL, FACTOR))
             matrix = _Matrix(
                 values=name,
                 scale=f"{stem}weight{SCALE}",
-                overall=f"{stem}{GLOBAL}" if f"{stem}{GLOBAL}" in stored else None,
-                shape=shape,
+                overall=next((one for one in overall if one in stored), None),
+                shape=(*shape[:-1], 2 * shape[-1]),
+                packed=True,
             )
         elif kind in FP8 and not name.endswith(SCALE):
             scales = (name + INVERSE, name + SCALE)
             scale = next((one for one in scales if one in stored), scales[-1])
-            matrix = _Matrix(values=name, scale=scale, overall=None, shape=shape)
+            matrix = _Matrix(values=name, scale=scale, overall=None, shape=shape, packed=False)
         else:
             return None
         if matrix.scale not in stored:
@@ -164,8 +193,7 @@ class DecodedTensors:
 
     def _check_scale(self, matrix: _Matrix) -> None:
         kind, shape = self.checkpoint.describe(matrix.scale)
-        packed = matrix.values.endswith(PACKED)
-        kinds = (("F8_E4M3",) if matrix.overall else ("U8",)) if packed else SCALES
+        kinds = (("F8_E4M3",) if matrix.overall else ("U8",)) if matrix.packed else SCALES
         where = f"{self.where_stored(matrix.scale)}: tensor {matrix.scale}"
         if kind not in kinds:
             raise CheckpointError(f"{where} has dtype {kind}, not one of {', '.join(kinds)}")
@@ -200,7 +228,7 @@ class DecodedTensors:
         if matrix is None:
             return self.checkpoint.read(name)
         values = self.checkpoint.read(matrix.values).clone()
-        if matrix.values.endswith(PACKED):
+        if matrix.packed:
             decoded = doubled(values.flatten(0, -2)).view(matrix.shape).float() * 0.5
         else:
             decoded = values.float()
@@ -210,7 +238,7 @@ class DecodedTensors:
     def fp8_group(self, name: str) -> int | None:
         """How many inputs share a scale, 0: all; None: the tensor comes only decoded."""
         matrix = self._matrices.get(name)
-        if matrix is None or len(matrix.shape) != 2 or matrix.values.endswith(PACKED):
+        if matrix is None or len(matrix.shape) != 2 or matrix.packed:
             return None
         if self.checkpoint.describe(matrix.values)[0] != "F8_E4M3":
             return None
@@ -243,7 +271,8 @@ class DecodedTensors:
             scale = torch.where(scale == NOT_A_NUMBER, math.nan, (scale.float() - 127).exp2())
         scale = scale.float()
         if matrix.overall is not None:
-            scale = scale / self.checkpoint.read(matrix.overall).float()
+            overall = self.checkpoint.read(matrix.overall).float()
+            scale = scale * overall if matrix.overall.endswith(FACTOR) else scale / overall
         if not scale.isfinite().all():
             where = f"{self.where_stored(matrix.scale)}: tensor {matrix.scale}"
             raise CheckpointError(f"{where} has scales that are NaN or infinite")

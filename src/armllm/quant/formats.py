@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from armllm.quant.floats import DecodedTensors
 
 KEYS = ("quantization_config", "compression_config")
-FILES = {GPTQ.method: "quantize_config.json", AWQ.method: "quant_config.json"}
+FILES = {
+    GPTQ.method: "quantize_config.json",
+    AWQ.method: "quant_config.json",
+    "modelopt": "hf_quant_config.json",
+}
 
 
 def _compressed(reader: ConfigReader) -> WeightFormat:
@@ -40,9 +44,11 @@ def _compressed(reader: ConfigReader) -> WeightFormat:
 READERS: dict[str, Callable[[ConfigReader], WeightFormat]] = {
     AWQ.method: AWQ.of,
     CompressedTensors.method: _compressed,
+    "fbgemm_fp8": FloatFormat.of_fp8,
     "fp8": FloatFormat.of_fp8,
     GPTQ.method: GPTQ.of,
     MXFP4.method: MXFP4.of,
+    "modelopt": FloatFormat.of_modelopt,
     Packed.method: Packed.of,
 }
 METHODS = (*READERS, GGUFFormat.method)
@@ -76,7 +82,7 @@ def open_stored(path: Path, stored: WeightFormat | None) -> Checkpoint | GGUFChe
 
 
 def _section(reader: ConfigReader) -> ConfigReader | None:
-    """The object that describes the quantization; AutoGPTQ and AutoAWQ once wrote it into separate files."""
+    """The object that describes the quantization; some programs write it into files of their own."""
     for key in KEYS:
         if reader.values.get(key):
             return reader.section(key)
@@ -85,7 +91,11 @@ def _section(reader: ConfigReader) -> ConfigReader | None:
     if method is None:
         return None
     path = paths[method]
-    return type(reader)({"quant_method": method, **read_object(path)}, path)
+    values = read_object(path)
+    inner = values.get("quantization")  # of ModelOpt
+    return type(reader)(
+        {"quant_method": method, **values, **(inner if isinstance(inner, dict) else {})}, path
+    )
 
 
 def choose_format(asked: str | None, found: WeightFormat | None) -> WeightFormat | None:

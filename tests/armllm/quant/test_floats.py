@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
-from compressed_tensors.compressors import MXFP4PackedCompressor, NVFP4PackedCompressor
+from compressed_tensors.compressors import (
+    MXFP4PackedCompressor,
+    MXFP8QuantizationCompressor,
+    NVFP4PackedCompressor,
+)
 from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file, save_file
@@ -73,6 +79,11 @@ CASES = {
         PLAIN,
         fp8(lambda rows, _: (rows,), "weight_scale", kind=torch.float8_e5m2),
     ),
+    "fbgemm_fp8": ({"quant_method": "fbgemm_fp8"}, fp8(lambda rows, _: (rows, 1), "weight_scale")),
+    "ModelOpt": (
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+        fp8(lambda *_: (), "weight_scale"),
+    ),
     "groups": (
         compressed("float-quantized", strategy="group", group_size=32),
         fp8(lambda rows, inputs: (rows, inputs // 32), "weight_scale"),
@@ -117,6 +128,28 @@ CASES["NVFP4"] = (
         overall=300.0,
     ),
 )
+CASES["MXFP8"] = (
+    compressed("mxfp8-quantized", **MX | {"num_bits": 8}),
+    by_package(
+        MXFP8QuantizationCompressor,
+        MX | {"num_bits": 8},
+        lambda shape, g: torch.randint(-9, -5, shape, generator=g).float().exp2(),
+    ),
+)
+
+
+def by_modelopt(matrix, generator):
+    """NVFP4 under the names of ModelOpt, which multiplies by the scale of a tensor."""
+    packed, _ = CASES["NVFP4"][1](matrix, generator)
+    values, scales, factor = packed["weight_packed"], packed["weight_scale"], torch.tensor(1 / 300)
+    meant = unpack_fp4_from_uint8(values, *matrix.shape).float()
+    meant *= (scales.float() * factor).repeat_interleave(16, 1)
+    inputs = {"input_scale": torch.tensor(1.0)}
+    return {"weight": values, "weight_scale": scales, "weight_scale_2": factor, **inputs}, meant
+
+
+MODELOPT = {"quant_algo": "NVFP4", "group_size": 16}
+CASES["NVFP4 of ModelOpt"] = ({"quant_method": "modelopt", **MODELOPT}, by_modelopt)
 MXFP4 = (
     compressed("mxfp4-pack-quantized", **MX),
     by_package(
@@ -127,7 +160,7 @@ MXFP4 = (
 )
 
 
-DECODED = ("rows in a vector, E5M2", "NVFP4")
+DECODED = ("rows in a vector, E5M2", "NVFP4", "NVFP4 of ModelOpt")
 
 
 def multiplied(product, inputs):
@@ -172,6 +205,22 @@ def test_a_model_of_8_bits_has_the_bits_of_the_decoded_one_in_less_memory(
     assert torch.equal(*found)
     assert sizes[0][0] < sizes[1][0]
     assert sizes[0][1] < 0.6 * sizes[1][1]
+
+
+def test_the_own_file_of_modelopt_is_read(make_checkpoint, tmp_path):
+    """Catches its checkpoints without a word in config.json, taken for plain ones."""
+    folder = tmp_path / "model"
+    write_quantized(folder, make_checkpoint(**SIZES), *CASES["NVFP4 of ModelOpt"])
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    own = folder / "hf_quant_config.json"
+    own.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": MODELOPT}))
+    assert inspect_checkpoint(str(folder))["quantization"] == "modelopt (NVFP4), decoded while loading"
+    LLM(folder, dtype="float32", skip_tokenizer_init=True)
+    own.write_text(json.dumps({"quantization": {**MODELOPT, "kv_cache_quant_algo": "FP8"}}))
+    with pytest.raises(CheckpointError, match=r"quant_config.json: kv_cache_quant_algo is not supported"):
+        LLM(folder, dtype="float32", skip_tokenizer_init=True)
 
 
 def test_parts_with_and_without_fp8_are_decoded(make_checkpoint, tmp_path):
