@@ -7,6 +7,7 @@ namespace conformance {
 
 namespace {
 
+// Small, since the reference takes most of the time under an emulator.
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {1, 1, 8, 16, {}},
@@ -19,7 +20,7 @@ const std::vector<Case>& cases() {
       {14, 2, 64, 16, {{513, 1}, {512, 3}, {511, 2}, {1025, 1}}},
       {7, 7, 24, 128, {{129, 5}, {140, 140}}},
       {32, 8, 128, 16, {{90, 1}, {47, 12}}},
-      {5, 1, 40, 32, {{530, 70}}},
+      {5, 1, 40, 32, {{530, 20}}},
       {3, 3, 96, 16, {{71, 40}, {96, 1}, {97, 1}}},
       {16, 4, 112, 32, {{34, 3}, {190, 1}}},
       {4, 1, 192, 64, {{66, 66}}},
@@ -49,9 +50,10 @@ const std::vector<Case>& cases() {
       {2, 1, 32, 16, {{100, 10}}, 1.0f, 1.0f, INT64_MAX, 0.0f, false, false, false, 100000},
       // Both sides: whole sequences, past a split, the last tokens only, windows.
       {4, 4, 32, 16, {{40, 40}, {1, 1}, {17, 17}}, 1.0f, 1.0f, INT64_MAX, 0.0f, false, false, false, 0, true},
-      {2, 1, 64, 32, {{1100, 60}, {90, 90}}, 3.0f, 1.0f, INT64_MAX, 9.0f, true, true, false, 0, true},
+      {2, 1, 64, 32, {{1100, 5}, {90, 90}}, 3.0f, 1.0f, INT64_MAX, 9.0f, true, true, false, 0, true},
       {4, 2, 40, 16, {{70, 70}, {50, 3}}, 1.0f, 1.0f, 9, 0.0f, true, false, false, 0, true},
-      {2, 2, 16, 16, {{600, 600}, {30, 30}}, 1.0f, 1.0f, 520, 0.0f, false, false, false, 0, true},
+      {1, 1, 8, 16, {{520, 520}}, 1.0f, 1.0f, INT64_MAX, 0.0f, false, false, false, 0, true},
+      {2, 2, 16, 16, {{600, 70}, {30, 30}}, 1.0f, 1.0f, 520, 0.0f, false, false, false, 0, true},
       {2, 2, 80, 128, {{45, 45}}, 1.0f, 1.0f, 1, 0.0f, false, false, false, 0, true},
   };
   return all;
@@ -73,8 +75,8 @@ Result attention_cases(const Context& context, armllm::KvCacheType cache) {
     c.head_dim = 8 * random.integer(1, 16);
     c.block_size = 16 << random.integer(0, 3);
     for (int64_t s = random.integer(1, 4); s > 0; --s) {
-      const int64_t length = random.integer(0, 150);
-      c.sequences.push_back({length, random.integer(0, std::min<int64_t>(length, 25))});
+      const int64_t length = random.integer(0, 120);
+      c.sequences.push_back({length, random.integer(0, std::min<int64_t>(length, 12))});
     }
     if (random.integer(0, 1) == 1) c.window = random.integer(1, 60);
     if (c.window == INT64_MAX && random.integer(0, 2) == 1) c.chunk = random.integer(1, 60);

@@ -163,6 +163,7 @@ struct Model {
 
   // The same in float64, with what rounding may change.
   void exact(const T* x, int64_t expert, std::vector<double>& out, std::vector<double>& error) const {
+    const ShortVectors for_reference;
     const auto e = static_cast<size_t>(expert);
     const auto width = static_cast<size_t>(size.width);
     std::vector<double> row(static_cast<size_t>(size.hidden)), none(row.size()), products, product_error;

@@ -244,6 +244,7 @@ struct Problem {
 // or value is off by half of its vector's scale besides.
 template <class T>
 void Problem<T>::compare(Result& result, bool rounded) const {
+  const ShortVectors for_reference;
   const int64_t group = shape.query_heads / shape.kv_heads, head_dim = shape.head_dim;
   const bool int8 = cache_type == armllm::KvCacheType::int8;
   char what[200];

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 namespace conformance {
@@ -26,6 +27,21 @@ Guarded::~Guarded() {
 
 Guarded::Guarded(Guarded&& other) noexcept : map_(other.map_), mapped_(other.mapped_), data_(other.data_) {
   other.map_ = nullptr;
+}
+
+ShortVectors::ShortVectors() {
+#ifdef __aarch64__
+  before_ = prctl(PR_SVE_GET_VL);
+  if (before_ >= 0) prctl(PR_SVE_SET_VL, 16);
+#endif
+}
+ShortVectors::~ShortVectors() {
+#ifdef __aarch64__
+  if (before_ >= 0 && prctl(PR_SVE_SET_VL, before_ & PR_SVE_VL_LEN_MASK) < 0) {
+    perror("conformance: the length of vectors");
+    exit(3);
+  }
+#endif
 }
 
 namespace {

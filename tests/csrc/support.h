@@ -70,6 +70,19 @@ class Array {
   int64_t size_;
 };
 
+// While it lives, SVE vectors have 128 bits, where a reference needs none: with 512 and more, an emulator
+// clears the rest of a register after every number, and takes ten times as long.
+class ShortVectors {
+ public:
+  ShortVectors();
+  ~ShortVectors();
+  ShortVectors(const ShortVectors&) = delete;
+  ShortVectors& operator=(const ShortVectors&) = delete;
+
+ private:
+  [[maybe_unused]] int before_ = -1;
+};
+
 inline float to_float(float x) { return x; }
 inline float to_float(bfloat16 x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
