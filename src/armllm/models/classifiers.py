@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from armllm.checkpoint.config import Classes
 from armllm.layers.linear import DenseLinear, as_float32, load_linear
 from armllm.layers.ranks import building_for
-from armllm.models.encoder import read_classes
+from armllm.models.encoder import read_classes, sentence_length
 from armllm.models.gemma2 import Gemma2ForCausalLM
 from armllm.models.gemma3 import Gemma3ForCausalLM
 from armllm.models.llama import LlamaForCausalLM
@@ -44,7 +44,10 @@ class Classifier(LlamaForCausalLM):
             classes = dataclasses.replace(read_classes(reader, "last"), padding=padding)
         else:
             classes = _read_tokens(reader, tokens, config)
-        return dataclasses.replace(config, architecture=cls.__name__, classes=classes)
+        length = sentence_length(reader)
+        return dataclasses.replace(
+            config, architecture=cls.__name__, classes=classes, default_model_len=length
+        )
 
     def load_head(self, weights: Weights) -> Linear:
         """The scores of the classes, or those of tokens."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from armllm.models.encoder import sentence_length
 from armllm.models.gemma2 import Gemma2ForCausalLM
 from armllm.models.gemma3 import Gemma3ForCausalLM
 from armllm.models.llama import LlamaForCausalLM
@@ -24,7 +25,11 @@ class Embedder(LlamaForCausalLM):
         """The decoder's config.json, whatever it says of a head."""
         config = super().read_config(reader)
         return dataclasses.replace(
-            config, architecture=cls.__name__, generates=False, tie_word_embeddings=True
+            config,
+            architecture=cls.__name__,
+            generates=False,
+            tie_word_embeddings=True,
+            default_model_len=sentence_length(reader),
         )
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from tests.armllm.models.encoder_configs import load, prompts, random_config, save_reference
+from tests.armllm.models.random_configs import random_config as random_decoder
 
 from armllm import LLM
 from armllm.errors import CheckpointError
@@ -25,6 +26,15 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(
+    "config",
+    [
+        random_config("BertModel", 0),
+        random_decoder("Qwen3ForCausalLM", 0) | {"architectures": ["Qwen3Model"]},
+        random_decoder("Qwen3ForCausalLM", 0) | {"architectures": ["Qwen3ForSequenceClassification"]},
+    ],
+    ids=lambda config: config["architectures"][0],
+)
+@pytest.mark.parametrize(
     ("stated", "of_tokenizer", "length"),
     [
         ({"max_seq_length": 16}, {"model_max_length": 32}, 16),
@@ -35,9 +45,9 @@ TEXTS = [
         (None, {"model_max_length": 32}, None),
     ],
 )
-def test_a_text_is_as_long_as_sentence_transformers_reads_it(tmp_path, stated, of_tokenizer, length):
+def test_a_text_is_as_long_as_sentence_transformers_reads_it(tmp_path, config, stated, of_tokenizer, length):
     """Catches the file of version 6, which has the length no more."""
-    (tmp_path / "config.json").write_text(json.dumps(random_config("BertModel", 0)))
+    (tmp_path / "config.json").write_text(json.dumps(config))
     for name, values in (("sentence_bert_config", stated), ("tokenizer_config", of_tokenizer)):
         if values is not None:
             (tmp_path / f"{name}.json").write_text(json.dumps(values))
