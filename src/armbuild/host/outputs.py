@@ -45,11 +45,10 @@ def _copy_beside(file: Path, folder: Path, stack: contextlib.ExitStack) -> Path:
         descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=folder)
         scratch = Path(name)
         stack.callback(scratch.unlink, missing_ok=True)
-        sink = stack.enter_context(os.fdopen(descriptor, "wb"))
+        stack.callback(os.close, descriptor)
         cache.claim(descriptor)
-        with file.open("rb") as source:
+        with file.open("rb") as source, os.fdopen(descriptor, "wb", closefd=False) as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
-        sink.flush()
         os.fsync(descriptor)
         scratch.chmod(0o666 & ~_umask())
     except OSError as error:

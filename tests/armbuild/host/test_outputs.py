@@ -1,5 +1,6 @@
 import errno
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -64,6 +65,19 @@ def test_no_space_in_the_output_folder_is_said_of_the_wheel_and_leaves_nothing_t
         outputs.move_into(tmp_path / "x.whl", tmp_path / "dist")
     assert not list((tmp_path / "dist").iterdir())
     assert (tmp_path / "x.whl").read_bytes() == b"whole"
+
+
+def test_a_write_that_fails_again_when_the_file_is_closed_is_said_of_the_wheel(tmp_path):
+    """Else the second error, which knows no file, would blame the cache for a full output folder."""
+    (tmp_path / "x.whl").write_bytes(b"whole")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2, hard))
+    try:
+        with pytest.raises(OSError, match=r"dist/x\.whl"):
+            outputs.move_into(tmp_path / "x.whl", tmp_path / "dist")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "dist").iterdir())
 
 
 def test_files_are_moved_all_or_none(tmp_path, monkeypatch):
