@@ -198,7 +198,8 @@ def _source(source: Mapping[str, Any]) -> str:
 def _signature(path: Path, statement: Path, signer: Signer | None) -> Check:
     file = path.with_name(path.name + signature.SUFFIX)
     if not file.is_file():
-        return Check(part="signature", ok=False if signer else None, text="none beside it")
+        text = "none beside it" if signer else "none beside it, so nothing shows who made the wheel"
+        return Check(part="signature", ok=False if signer else None, text=text)
     if signer is None:
         return Check(part="signature", ok=None, text="there is one; --cert-identity says whose it must be")
     try:
@@ -244,6 +245,8 @@ def _image(path: Path, file: Path | None, wheels: tuple[Path, ...]) -> Iterator[
             yield from _image_provenance(path, statement, images)
         else:
             yield Check(part="provenance", ok=None, text="none beside it")
+    text = "an archive has none, so nothing shows who made the image: sign its digest in a registry"
+    yield Check(part="signature", ok=None, text=text)
 
 
 def _installed(wheel: Path, report: AuditReport, architecture: str) -> Iterator[Check]:

@@ -57,7 +57,7 @@ def test_what_is_whole_passes_and_what_is_not_there_is_said(wheel, capsys):
     assert lines[1].startswith("  ok      wheel       RECORD has all files")
     assert "armbuild.cdx.json: CycloneDX 1.6, components: 6" in lines[2]
     assert "with 3 tools" in lines[3]
-    assert lines[4] == "  -       signature   none beside it"
+    assert lines[4] == "  -       signature   none beside it, so nothing shows who made the wheel"
     beside(wheel).unlink()
     assert verdicts(wheel)["provenance"] is None
     with pytest.raises(UsageError, match="no such provenance file"):
@@ -260,6 +260,7 @@ def test_an_image_is_held_to_its_digests_labels_and_bill(tmp_path):
         "labels": True,
         "sbom": True,
         "provenance": None,
+        "signature": None,
     }
     wrong = image(tmp_path / "label", labels={**LABELS, "armllm.torch": "9"})
     assert failures(wrong) == ["labels: label armllm.torch=9: what is inside says 2.10.0"]
@@ -280,7 +281,9 @@ def test_an_image_whose_layer_was_changed_is_found(tmp_path):
 
 def test_an_image_without_documents_is_said_to_have_none(tmp_path):
     path = small.write(tmp_path, {"a": "1"})
-    assert verdicts(path) == {"image": True, "labels": None, "sbom": None, "provenance": None}
+    nothing = dict.fromkeys(("labels", "sbom", "provenance", "signature"))
+    assert verdicts(path) == {"image": True, **nothing}
+    assert "nothing shows who made the image" in verify.check(path)[-1].text
 
 
 def test_an_images_labels_must_be_those_of_the_provenance(wheel, tmp_path):

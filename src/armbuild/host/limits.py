@@ -9,7 +9,6 @@ import contextlib
 import os
 import resource
 import signal
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,11 @@ from armbuild.host import family
 from armbuild.host.download import MAX_BYTES, MAX_SECONDS
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterable
 
 LOOK_EVERY = 0.5  # seconds
+LONGEST_SLEEP = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,27 +46,32 @@ class Limits:
         """Say that a file became larger than ``file_bytes``."""
         return f"it wrote a file of more than {_size(self.file_bytes)}"
 
+    @property
+    def _too_much(self) -> str:
+        return f"it wrote more than {_size(self.written_bytes)}"
+
     def wait(self, child: subprocess.Popen[bytes]) -> str:
         """Wait for the end of ``child``; return why it must not go on, empty when it has ended by itself."""
         # It has ended by now, or is in a sandbox already, which limits its files itself.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (self.file_bytes, self.file_bytes))
         deadline = time.monotonic() + self.seconds
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                status = child.wait(timeout=LOOK_EVERY)
-                return self.too_large if status == -signal.SIGXFSZ else ""
+        while not _ends_within(child, LOOK_EVERY):
             if time.monotonic() > deadline:
                 return f"it took more than {self.seconds:.0f} s"
             if reason := self._excess(child.pid):
                 return reason
+        written = _written([child.pid])  # also of one that ended between two looks
+        if child.wait() == -signal.SIGXFSZ:
+            return self.too_large
+        return self._too_much if written > self.written_bytes else ""
 
     def _excess(self, leader: int) -> str:
         family_now = family.members([leader])
         if self.processes is not None and len(family_now) > self.processes:
             return f"it had more than {self.processes} processes"
         if _written(family_now) > self.written_bytes:
-            return f"it wrote more than {_size(self.written_bytes)}"
+            return self._too_much
         if self.memory_bytes is not None and _memory(family_now) > self.memory_bytes:
             return f"it took more than {_size(self.memory_bytes)} of memory"
         if _available() < self.left:
@@ -85,6 +91,21 @@ ENGINE = Limits(
 """Of what docker, podman and buildah build, load, save and push themselves, not their daemon."""
 STRANGER = Limits(seconds=1800.0, file_bytes=1 << 30, processes=4096, memory_bytes=None)
 """Of an image's program, whose sandbox limits its memory."""
+
+
+def _ends_within(child: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Return whether a process ends in this time. Until it is waited for, /proc has its numbers."""
+    deadline = time.monotonic() + seconds
+    while child.returncode is None:
+        try:
+            if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                return True
+        except ChildProcessError:  # another thread has waited for it
+            return True
+        if (left := deadline - time.monotonic()) <= 0:
+            return False
+        time.sleep(min(left, LONGEST_SLEEP))
+    return True
 
 
 def memory() -> int:

@@ -59,6 +59,14 @@ def test_what_an_ended_child_wrote_counts(tmp_path):
         run(tmp_path, script, written_bytes=1_000_000)
 
 
+def test_what_a_program_wrote_counts_though_it_ended_before_anybody_looked(tmp_path, monkeypatch):
+    """Catches a fast program, or a slow machine, whose excess nobody sees."""
+    monkeypatch.setattr(limits, "LOOK_EVERY", 600)
+    with pytest.raises(MissingError, match="it wrote more than 1000000 bytes"):
+        run(tmp_path, f"head -c {1 << 20} /dev/zero > file", written_bytes=1_000_000)
+    assert run(tmp_path, "echo this", written_bytes=1_000_000) == "this\n"
+
+
 def test_uv_does_not_unpack_more_than_a_download_may_have(tmp_path, monkeypatch):
     """A wheel of 100 kB that becomes 100 MB."""
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
