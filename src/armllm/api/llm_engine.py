@@ -304,7 +304,7 @@ class LLMEngine(WithReasons):
     def _take(self, sequence: Sequence, token_id: int, logit: float, raw: Tensor | None) -> None:
         """Append what was sampled; ``raw`` are the log-probabilities where the request wants them."""
         if not math.isfinite(logit):
-            raise unusable(logit)
+            raise unusable(logit, sequence.adapter.name if sequence.adapter is not None else None)
         if raw is not None:
             count = sequence.params.logprobs or 0
             described = logprobs.describe(raw, token_id, count, self.tokenizer)

@@ -10,6 +10,8 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
+import torch
+
 from armllm.checkpoint.adapter_config import CONFIG, AdapterConfig
 from armllm.checkpoint.safetensors_file import SafetensorsFile
 from armllm.checkpoint.weights import FLOATING
@@ -57,8 +59,17 @@ def plain_name(name: str) -> str:
     return OUTER.sub("", name, count=1)
 
 
-def read_adapter(name: str, folder: Path, shapes: Mapping[str, tuple[int, int]], *, max_rank: int) -> Adapter:
+def read_adapter(
+    name: str,
+    folder: Path,
+    shapes: Mapping[str, tuple[int, int]],
+    *,
+    max_rank: int,
+    dtype: torch.dtype = torch.float32,
+) -> Adapter:
     """Read the adapter ``name`` for a model whose matrices have these ``shapes``, (out, in) by `plain_name`.
+
+    ``dtype``: of the computation, which must be able to hold what the adapter changes.
 
     CheckpointError says in one line what is wrong or is not supported.
     """
@@ -87,7 +98,18 @@ def read_adapter(name: str, folder: Path, shapes: Mapping[str, tuple[int, int]],
         )
         for module, parts in found.items()
     }
+    for module, change in matrices.items():
+        if _bound(change) > torch.finfo(dtype).max:
+            raise config.error(f"its change of {module} may be too large for {dtype}")
     return Adapter(name, max(ranks.values()), matrices)
+
+
+def _bound(change: LowRank) -> float:
+    """No value of a factor, of the whole change or of a norm is larger."""
+    a, b = (float(factor.abs().max()) for factor in (change.a, change.b))
+    norm = 0.0 if change.magnitude is None else float(change.magnitude.abs().max())
+    b *= abs(change.scaling)
+    return max(a, b, len(change.a) * a * b, norm)
 
 
 def _read_finite(config: AdapterConfig, file: SafetensorsFile, tensor: str) -> Tensor:

@@ -93,7 +93,13 @@ class AdapterCache:
             patterns=(CONFIG, TENSORS, "adapter_model.bin"),
         )
         folder = resolve_model(request.lora_path, "adapter", hub)
-        adapter = read_adapter(request.lora_name, folder, self._shapes, max_rank=config.max_lora_rank)
+        adapter = read_adapter(
+            request.lora_name,
+            folder,
+            self._shapes,
+            max_rank=config.max_lora_rank,
+            dtype=config.torch_dtype,
+        )
         logger.info(
             "loaded adapter %s: rank %d, %d matrices", adapter.name, adapter.rank, len(adapter.matrices)
         )

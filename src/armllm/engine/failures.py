@@ -34,10 +34,15 @@ class Alone:
         return True
 
 
-def unusable(logit: float) -> ArmllmError:
-    """What to say where the greatest logit is not finite."""
+def unusable(logit: float, adapter: str | None) -> ArmllmError:
+    """What to say where the greatest logit is not finite. ``adapter``: the name of what changed the model."""
     if logit == -math.inf:
         return RequestError("no token is left that allowed_token_ids, bad_words and min_tokens allow")
+    if adapter is not None:
+        return ModelError(
+            f"the logits with the adapter {adapter!r:.80} are {logit}: its values are too large for this"
+            " dtype, or the model's weights are broken (try float32)"
+        )
     return ModelError(
         f"the model's logits are {logit}: its weights are broken, or too large for this dtype (try float32)"
     )

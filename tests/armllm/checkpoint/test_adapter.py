@@ -37,8 +37,8 @@ def change(folder, edit):
     save_file(tensors, path)
 
 
-def read(folder, max_rank=16, shapes=SHAPES):
-    return read_adapter("test", folder, shapes, max_rank=max_rank)
+def read(folder, max_rank=16, shapes=SHAPES, **options):
+    return read_adapter("test", folder, shapes, max_rank=max_rank, **options)
 
 
 REFUSED = {
@@ -114,6 +114,14 @@ TENSORS = {
     "integers": (put(f"{FIRST}.lora_A.weight", torch.ones(4, 8, dtype=torch.int32)), "has dtype I32"),
     "no number": (put(f"{FIRST}.lora_B.weight", torch.full((6, 4), float("nan"))), "are NaN or infinite"),
     "infinity": (put(f"{FIRST}.lora_A.weight", torch.full((4, 8), float("-inf"))), "are NaN or infinite"),
+    "a factor": (put(f"{FIRST}.lora_B.weight", torch.full((6, 4), 3e38)), "q_proj may be too large for"),
+    "a product": (
+        lambda tensors: [
+            put(f"{FIRST}.lora_{one}.weight", torch.full(shape, 1e19))(tensors)
+            for one, shape in (("A", (4, 8)), ("B", (6, 4)))
+        ],
+        "q_proj may be too large for torch.float32",
+    ),
     "half a pair": (lambda tensors: tensors.pop(f"{FIRST}.lora_B.weight"), "q_proj has no lora_B"),
     "a target without a change": (
         lambda tensors: [tensors.pop(f"{FIRST}.lora_{letter}.weight") for letter in "AB"],
@@ -131,6 +139,19 @@ def test_what_the_tensors_must_not_be(tmp_path, name):
     with pytest.raises(CheckpointError, match=message) as caught:
         read(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_what_one_dtype_can_hold_is_too_large_for_another(tmp_path):
+    """Its requests would fail with logits that are infinite; magnitudes of DoRA count as well."""
+    for folder, tensor in (
+        (written(tmp_path / "plain"), "lora_B.weight"),
+        (written(tmp_path / "dora", use_dora=True), "lora_magnitude_vector"),
+    ):
+        change(folder, lambda tensors, name=f"{FIRST}.{tensor}": tensors[name].fill_(1e5))
+        for dtype in (torch.float32, torch.bfloat16):
+            assert read(folder, dtype=dtype).rank == 4
+        with pytest.raises(CheckpointError, match=r"q_proj may be too large for torch\.float16"):
+            read(folder, dtype=torch.float16)
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])

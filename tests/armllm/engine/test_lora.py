@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.armllm.adapters import ALL, ATTENTION, merge, write_adapter
 from tests.armllm.engine.test_ranks import in_threads, loaded  # noqa: F401
 
 from armllm import LLM, LoRARequest, SamplingParams
-from armllm.errors import RequestError
+from armllm.errors import ModelError, RequestError
 
 NUM_TOKENS = 16
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
@@ -91,6 +92,19 @@ def test_tokens_are_those_of_merged_weights(make_checkpoint, tmp_path, name):
     llm = LLM(str(checkpoint.folder), dtype="float32", enable_lora=True, max_lora_rank=8)
     found = generate(llm, expected, LoRARequest("one", 1, str(folder)))
     assert found == [[tokens] for tokens in expected.values()]
+
+
+def test_logits_that_overflow_name_the_adapter(make_checkpoint, tmp_path):
+    """Each factor is small enough; what the layers make of their product is not."""
+    checkpoint = make_checkpoint()
+    folder = write_adapter(tmp_path, checkpoint.model)
+    path = folder / "adapter_model.safetensors"
+    save_file({name: tensor.fill_(1e18) for name, tensor in load_file(path).items()}, path)
+    llm = LLM(str(checkpoint.folder), dtype="float32", enable_lora=True)
+    with pytest.raises(ModelError, match="with the adapter 'large' are nan: its values are too large"):
+        generate(llm, [[5, 6, 7]], LoRARequest("large", 1, str(folder)))
+    assert generate(llm, [[5, 6, 7]], None)
+    llm.llm_engine.check_integrity()
 
 
 @pytest.fixture(scope="module")
