@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import io
 import os
+import struct
 import sys
 import threading
 import warnings
@@ -25,7 +26,7 @@ from armllm.errors import BusyError, CheckpointError, RequestError, first_line
 from armllm.helper_process import HelperProcess, answer_questions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MOST_BYTES = 20 << 20  # of a file
 MOST_PIXELS = 64_000_000  # of a picture, before it is made smaller
-CPU_SECONDS = 30
+MOST_PIXELS_TOGETHER = 4 * MOST_PIXELS  # of the pictures of a request
+MOST_SCANS = 64  # of a JPEG: each takes a few bytes, and as long as a whole picture
+PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8"
+CPU_SECONDS = 20
 WALL_SECONDS = 300.0  # it has the lowest priority, and imports transformers first
 MEMORY = 4 << 30  # beside what Python and transformers take
 PROCESSORS = (
@@ -76,12 +80,16 @@ class PictureLimit(NamedTuple):
 
 
 class Patches(NamedTuple):
-    """A picture as the model sees it: fp32 ``pixels[height * width, ...]``, and a hash of all of it."""
+    """A picture as the model sees it: fp32 ``pixels[height * width, ...]``, and a hash of all of it.
+
+    area: how many pixels it had before.
+    """
 
     pixels: npt.NDArray[np.float32]
     height: int
     width: int
     digest: int
+    area: int
 
 
 class PictureReader:
@@ -96,14 +104,25 @@ class PictureReader:
         self._lock = threading.Lock()
         self._shape = config.channels * config.temporal_patch_size * config.patch_size**2
 
-    def read(self, picture: Any) -> Patches:
+    def read_each(self, pictures: Iterable[Any]) -> Iterator[Patches]:
+        """The pictures of one request, each when it is asked for. Those that were read stay as they are.
+
+        RequestError if one is refused, or if all of them have too many pixels together.
+        """
+        left = MOST_PIXELS_TOGETHER
+        for picture in pictures:
+            found = picture if isinstance(picture, Patches) else self.read(picture, left)
+            left -= found.area
+            yield found
+
+    def read(self, picture: Any, most_pixels: int = MOST_PIXELS) -> Patches:
         """A file's bytes, a PIL image or an array ``[height, width, 3]`` of uint8.
 
         RequestError says why it is refused.
         """
         if self._bytes > MOST_WAITING:
             raise BusyError("too many pictures wait to be computed: try again later")
-        answer = self._process.ask(_question(picture))
+        answer = self._process.ask(_question(picture, most_pixels) | {"most_pixels": most_pixels})
         refusal = self._process.setup_answer
         if refusal or refusal is None:
             raise RequestError(
@@ -118,7 +137,8 @@ class PictureReader:
         self._count(pixels.nbytes)
         weakref.finalize(pixels, self._count, -pixels.nbytes)
         digest = hashlib.sha256(f"{answer['height']} {answer['width']} ".encode() + data)
-        return Patches(pixels, answer["height"], answer["width"], int.from_bytes(digest.digest(), "little"))
+        number = int.from_bytes(digest.digest(), "little")
+        return Patches(pixels, answer["height"], answer["width"], number, answer["area"])
 
     def _count(self, size: int) -> None:
         with self._lock:
@@ -221,7 +241,7 @@ def _settings(folder: Path, config: PictureConfig) -> dict[str, Any]:
     return {name: values[name] for name in SETTINGS if values.get(name) is not None} | sizes
 
 
-def _question(picture: Any) -> dict[str, Any]:
+def _question(picture: Any, most_pixels: int) -> dict[str, Any]:
     if isinstance(picture, (bytes, bytearray, memoryview)):
         if len(picture) > MOST_BYTES:
             raise RequestError(f"a picture has {len(picture)} bytes; at most {MOST_BYTES} are allowed")
@@ -233,20 +253,36 @@ def _question(picture: Any) -> dict[str, Any]:
         data = np.ascontiguousarray(picture).tobytes()
     elif hasattr(picture, "convert") and hasattr(picture, "size"):
         width, height = picture.size
-        _check_pixels(width, height)
+        _check_pixels(width, height, most_pixels)
         data = picture.convert("RGB").tobytes()
     else:
         raise RequestError(
             "a picture must be a PIL image, an array [height, width, 3] of uint8, or the bytes of a file, not"
             f" {type(picture).__name__}"
         )
-    _check_pixels(width, height)
+    _check_pixels(width, height, most_pixels)
     return {"raw": base64.b64encode(data).decode(), "size": [width, height]}
 
 
-def _check_pixels(width: int, height: int) -> None:
+def _check_pixels(width: int, height: int, most: int) -> None:
+    """``most``: what the other pictures of the request leave."""
     if width * height > MOST_PIXELS:
         raise RequestError(f"a picture has {width} x {height} pixels; at most {MOST_PIXELS} are allowed")
+    if width * height > most:
+        raise RequestError(f"the pictures of a request may have {MOST_PIXELS_TOGETHER} pixels together")
+
+
+def _check_parts(file: bytes) -> None:
+    """Refuse parts that unpack to much work each, and of which a file of the best kind has one or a few."""
+    if file.startswith(JPEG) and file.count(b"\xff\xda") > MOST_SCANS:
+        raise RequestError(f"a picture has more than {MOST_SCANS} scans")
+    place, profiles = len(PNG), 0
+    while file.startswith(PNG) and place + 8 <= len(file):
+        size, kind = struct.unpack_from(">I4s", file, place)
+        profiles += kind == b"iCCP"
+        place += 12 + size
+    if profiles > 1:
+        raise RequestError("a picture has more than one color profile")
 
 
 def _prepare(setup: dict[str, Any]) -> tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]:
@@ -278,7 +314,10 @@ def _prepare(setup: dict[str, Any]) -> tuple[str, Callable[[dict[str, Any]], dic
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                result = processor(_open(question), return_tensors="np")
+                image = _open(question)
+                area = image.width * image.height
+                image = _resized(image, processor, family.smart_resize)
+                result = processor(image, do_resize=False, return_tensors="np")
         except RequestError as error:
             return {"error": str(error)}
         except PIL.UnidentifiedImageError:
@@ -289,9 +328,24 @@ def _prepare(setup: dict[str, Any]) -> tuple[str, Callable[[dict[str, Any]], dic
             return {"error": f"a picture can't be read: {first_line(error)}"}
         _, height, width = (int(size) for size in result["image_grid_thw"][0])
         pixels = np.ascontiguousarray(result["pixel_values"], np.float32)
-        return {"pixels": base64.b64encode(pixels.tobytes()).decode(), "height": height, "width": width}
+        data = base64.b64encode(pixels.tobytes()).decode()
+        return {"pixels": data, "height": height, "width": width, "area": area}
 
     return "", read
+
+
+def _resized(image: Any, processor: Any, smart_resize: Callable[..., tuple[int, int]]) -> Any:
+    """As the processor would do it, which first copies all pixels several times."""
+    if not processor.do_resize:
+        return image
+    height, width = smart_resize(
+        image.height,
+        image.width,
+        factor=processor.patch_size * processor.merge_size,
+        min_pixels=processor.size["shortest_edge"],
+        max_pixels=processor.size["longest_edge"],
+    )
+    return image.resize((width, height), processor.resample)
 
 
 def _open(question: dict[str, Any]) -> Any:
@@ -301,8 +355,10 @@ def _open(question: dict[str, Any]) -> Any:
     if "raw" in question:
         return Image.frombytes("RGB", tuple(question["size"]), base64.b64decode(question["raw"]))
     Image.MAX_IMAGE_PIXELS = None  # ours is a hard limit
-    image: Any = Image.open(io.BytesIO(base64.b64decode(question["file"])), formats=FORMATS)
-    _check_pixels(*image.size)
+    file = base64.b64decode(question["file"])
+    _check_parts(file)
+    image: Any = Image.open(io.BytesIO(file), formats=FORMATS)
+    _check_pixels(image.width, image.height, question["most_pixels"])
     image = ImageOps.exif_transpose(image)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")

@@ -28,6 +28,7 @@ from armllm.engine.reporting import as_embedding
 from armllm.engine.shares import Shares
 from armllm.engine.spread import config_of
 from armllm.engine.stream import Stream
+from armllm.engine.turns import Turns
 from armllm.errors import EngineError, RequestError
 from armllm.helper_process import LOWEST_PRIORITY
 from armllm.inputs import PicturePrompt
@@ -73,6 +74,7 @@ class AsyncLLM(WithReasons):
         self._grammars = concurrent.futures.ThreadPoolExecutor(
             GRAMMAR_THREADS, "armllm-grammar", initializer=_lower_priority
         )
+        self._pictures = Turns("armllm-pictures")
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         started: concurrent.futures.Future[LLMEngine] = concurrent.futures.Future()
         # OpenMP keeps a team of threads per thread that asks: loading happens where the steps will.
@@ -189,7 +191,8 @@ class AsyncLLM(WithReasons):
         slow = slow or executor is not None or lora_request is not None  # its adapter may have to be read
         slow = slow or isinstance(engine_prompt, PicturePrompt)
         kind = sampling_params.output_kind
-        outputs = self._run(request_id, kind, make, caller=caller, slow=slow, executor=executor)
+        seen = engine_prompt if isinstance(engine_prompt, PicturePrompt) else None
+        outputs = self._run(request_id, kind, make, caller=caller, slow=slow, executor=executor, seen=seen)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 yield output
@@ -239,13 +242,17 @@ class AsyncLLM(WithReasons):
         self,
         request_id: str,
         kind: RequestOutputKind,
-        make: Callable[[str], Request],
+        make: Callable[..., Request],
         *,
         caller: Caller | None,
         slow: bool,
         executor: concurrent.futures.Executor | None = None,
+        seen: PicturePrompt | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Queue the request that ``make`` returns for a key, made by ``executor`` if that is ``slow``."""
+        """Queue the request that ``make`` returns for a key, made by ``executor`` if that is ``slow``.
+
+        ``seen``: its prompt, whose pictures have to be read first.
+        """
         if os.getpid() != self._process:
             raise EngineError("a forked process has no thread of this engine: make an AsyncLLM there")
         number = next(self._numbers)
@@ -256,6 +263,8 @@ class AsyncLLM(WithReasons):
         stream = self._streams[key] = Stream(request_id, kind)
         finished = False
         try:
+            if seen is not None:
+                make = functools.partial(make, prompt=await self._read(seen, caller))
             if slow:
                 request = await asyncio.get_running_loop().run_in_executor(executor, make, key)
             else:
@@ -276,6 +285,16 @@ class AsyncLLM(WithReasons):
             if not finished:
                 self._inbox.put(functools.partial(self._drop, key))
 
+    async def _read(self, prompt: PicturePrompt, caller: Caller) -> PicturePrompt:
+        """The prompt with its pictures read: one at a time, in turns with those of others."""
+        processor = self.llm_engine.processor
+        processor.picture_limit.check(len(prompt.pictures))
+        assert processor.reader is not None  # noqa: S101 - checked with the others
+        reading = processor.reader.read_each(prompt.pictures)
+        with self._pictures.of(caller) as do:
+            found = [await asyncio.wrap_future(do(functools.partial(next, reading))) for _ in prompt.pictures]
+        return prompt._replace(pictures=tuple(found))
+
     def abort(self, request_id: str) -> None:
         """Stop a request. Its reader gets a last output with finish_reason "abort"."""
         key = self._keys.get(request_id, "")
@@ -292,6 +311,7 @@ class AsyncLLM(WithReasons):
         atexit.unregister(self.shutdown)
         self._inbox.put(None)
         self._grammars.shutdown(wait=False, cancel_futures=True)
+        self._pictures.shutdown()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
 

@@ -191,7 +191,7 @@ class Processor:
         self.picture_limit.check(len(prompt.pictures))
         assert self.reader is not None  # noqa: S101 - checked with the others
         assert self._picture_config is not None  # noqa: S101
-        found = [self.reader.read(picture) for picture in prompt.pictures]
+        found = list(self.reader.read_each(prompt.pictures))
         return place_pictures(token_ids, found, self._picture_config, self.max_model_len)
 
     def tokenize(self, prompt: EnginePrompt) -> list[int]:
