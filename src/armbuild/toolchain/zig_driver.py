@@ -131,9 +131,10 @@ def with_language(arguments: list[str], tool: str) -> list[str]:
 
     Without it, zig passes by, and clang reads this machine's headers.
     """
-    if "-" not in arguments or any(argument.startswith("-x") for argument in arguments):
+    inputs = (place for place, word in enumerate(arguments) if word == "-" and arguments[place - 1] != "-o")
+    place = next(inputs, None)
+    if place is None or any(argument.startswith("-x") for argument in arguments):
         return arguments
-    place = arguments.index("-")
     return [*arguments[:place], "-x", "c++" if tool == "c++" else "c", *arguments[place:]]
 
 

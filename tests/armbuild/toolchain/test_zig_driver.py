@@ -105,8 +105,10 @@ def test_the_language_of_standard_input_is_that_of_the_program():
     """Else `cc -E -` reads this machine's headers."""
     assert zig_driver.with_language(["-E", "-"], "cc") == ["-E", "-x", "c", "-"]
     assert zig_driver.with_language(["-E", "-", "-w"], "c++") == ["-E", "-x", "c++", "-", "-w"]
-    for same in (["-E", "-xc", "-"], ["-x", "c", "-E", "-"], ["-E", "a.c"]):
-        assert zig_driver.with_language(same, "c++") == same
+    assert zig_driver.with_language(["-E", "-o", "-", "-"], "cc") == ["-E", "-o", "-", "-x", "c", "-"]
+    same = (["-E", "-xc", "-"], ["-x", "c", "-E", "-"], ["-E", "a.c"], ["-E", "a.c", "-o", "-"])
+    for words in same:
+        assert zig_driver.with_language(words, "c++") == words
 
 
 @pytest.mark.parametrize("question", ["-dumpmachine", "-print-prog-name=ld", "--print-multiarch"])
