@@ -71,6 +71,7 @@ FAMILIES = {
     "LlamaForCausalLM": Family("llama", "llama"),
     "MiniCPM3ForCausalLM": Family("minicpm", "minicpm3"),
     "MiniCPMForCausalLM": Family("minicpm", "minicpm"),
+    "MinistralForCausalLM": Family("ministral", "ministral"),
     "MistralForCausalLM": Family("mistral", "mistral"),
     "MixtralForCausalLM": Family("mixtral", "mixtral"),
     "OPTForCausalLM": Family("opt", "opt"),

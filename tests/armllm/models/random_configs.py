@@ -117,6 +117,15 @@ def mistral(rng: random.Random) -> Config:
     return with_rope(rng, decoder(rng)) | {"model_type": "mistral"} | window
 
 
+def ministral(rng: random.Random) -> Config:
+    # transformers needs both: a window even where no layer has one, and the size of a head
+    config = mistral(rng) | {"model_type": "ministral", "sliding_window": rng.choice([5, 16, 33, 1000])}
+    config["head_dim"] = head_dim_of(config)
+    if rng.random() < 0.7:
+        config["layer_types"] = [rng.choice([FULL, SLIDING]) for _ in range(config["num_hidden_layers"])]
+    return config
+
+
 def qwen_windows(rng: random.Random, config: Config) -> Config:
     layers = config["num_hidden_layers"]
     windows = {
@@ -816,6 +825,7 @@ def internlm3(rng: random.Random) -> Config:
 FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "Llama4ForCausalLM": llama4,
     "LlamaForCausalLM": llama,
+    "MinistralForCausalLM": ministral,
     "MistralForCausalLM": mistral,
     "PhimoeForCausalLM": phimoe,
     "Qwen2ForCausalLM": qwen2,

@@ -60,6 +60,8 @@ def read(tmp_path, architecture, **values):
 @pytest.mark.parametrize(
     ("architecture", "values", "windows"),
     [
+        ("MinistralForCausalLM", {}, (4096, 4096)),
+        ("MinistralForCausalLM", {"sliding_window": 8, "layer_types": [FULL, SLIDING]}, (None, 8)),
         ("MistralForCausalLM", {}, (4096, 4096)),
         ("MistralForCausalLM", {"sliding_window": None}, (None, None)),
         ("MistralForCausalLM", {"sliding_window": 8, "layer_types": [SLIDING] * 2}, (8, 8)),
@@ -111,6 +113,11 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("Qwen2ForCausalLM", {"layer_types": [SLIDING, FULL]}, "there is no sliding_window"),
         ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": "x"}, "max_window_layers"),
         ("Qwen2ForCausalLM", {"layer_types": [FULL, "linear_attention"]}, "'linear_attention'"),
+        (
+            "MinistralForCausalLM",
+            {"sliding_window": None, "layer_types": [SLIDING, FULL]},
+            "there is no sliding_window",
+        ),
         ("MistralForCausalLM", {"layer_types": [SLIDING, FULL]}, "layer_types other than one kind"),
         ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window must be a positive integer"),
         ("Gemma2ForCausalLM", {"sliding_window": None}, "there is no sliding_window"),
