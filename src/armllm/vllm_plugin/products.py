@@ -38,7 +38,7 @@ class PackedProduct:
 
 
 def release(layer: torch.nn.Module, names: list[str | None]) -> None:
-    """Let go of parameters that the packed weight has replaced."""
+    """Empty the parameters that the packed weight has replaced. vLLM asks them for their device."""
     for name in names:
-        if name is not None and hasattr(layer, name):
-            setattr(layer, name, None)
+        if name is not None and getattr(layer, name, None) is not None:
+            setattr(layer, name, torch.nn.Parameter(torch.empty(0), requires_grad=False))
