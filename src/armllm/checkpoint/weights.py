@@ -43,6 +43,8 @@ FLOATING = ("F32", "F16", "BF16")
 READABLE = (*FLOATING, *BLOCKS)  # GGUF's blocks come as fp32
 MOST_PROBLEMS = 1000  # a model that has nothing to do with the files is not built to its end
 LARGEST_TENSOR = 1 << 60  # elements
+CACHE_SCALES = ("*.[kqv]_scale", "*.kv_scale", "*.[kqv]_zero_point", "*.[kv]_proj.output_scale")
+"""Tensors for a KV cache in FP8, as compressed-tensors, ModelOpt and AutoFP8 call them: ours needs none."""
 
 
 class WeightFormat(Protocol):
@@ -339,7 +341,7 @@ class CheckingWeights(Weights):
         self.inventory.problems += [
             f"tensor {name} is not part of the model that config.json describes"
             for name in unknown
-            if not any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored)
+            if not any(fnmatch.fnmatchcase(name, pattern) for pattern in (*ignored, *CACHE_SCALES))
         ]
         if self.inventory.problems:
             raise self._refusal()

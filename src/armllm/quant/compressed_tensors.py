@@ -73,9 +73,8 @@ class CompressedTensors(IntegerFormat):
     @classmethod
     def of(cls, reader: ConfigReader) -> CompressedTensors:
         """Read config.json's object, or refuse by name what it asks for."""
-        for name in ("kv_cache_scheme", "transform_config"):
-            if reader.get(name, None):
-                raise reader.error(f"{name} is not supported")
+        if reader.get("transform_config", None):
+            raise reader.error("transform_config is not supported")
         sparsity = reader.get("sparsity_config", {})
         if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
             raise reader.error(f"sparsity_config.format {sparsity['format']!r} is not supported")

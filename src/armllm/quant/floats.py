@@ -64,7 +64,6 @@ class FloatFormat:
     @classmethod
     def of_fp8(cls, reader: ConfigReader) -> FloatFormat:
         """quant_method "fp8" or "fbgemm_fp8"; modules_to_not_convert only repeats what the tensors are."""
-        _refuse(reader, "kv_cache_scheme")
         block = _block(reader, "weight_block_size")
         size = f", blocks of {block[0]} x {block[1]}" if block else ""
         method = str(reader.get("quant_method", "fp8"))
@@ -73,8 +72,6 @@ class FloatFormat:
     @classmethod
     def of_modelopt(cls, reader: ConfigReader) -> FloatFormat:
         """quant_method "modelopt"; names of layers only repeat what the tensors are."""
-        for name in ("kv_cache_scheme", "kv_cache_quant_algo"):
-            _refuse(reader, name)
         found = {str(reader.get("quant_algo", None)).upper()}
         if found == {"MIXED_PRECISION"}:
             layers = reader.section("quantized_layers")
@@ -88,8 +85,7 @@ class FloatFormat:
     @classmethod
     def of_compressed(cls, reader: ConfigReader) -> FloatFormat:
         """quant_method "compressed-tensors" with groups of floating-point weights only."""
-        for name in ("kv_cache_scheme", "transform_config"):
-            _refuse(reader, name)
+        _refuse(reader, "transform_config")
         sparsity = reader.get("sparsity_config", {})
         if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
             raise reader.error(f"sparsity_config.format {sparsity['format']!r} is not supported")

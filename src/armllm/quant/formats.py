@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from armllm.checkpoint.folder import Checkpoint, open_checkpoint
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from armllm.checkpoint.weights import WeightFormat
     from armllm.quant.floats import DecodedTensors
 
+logger = logging.getLogger(__name__)
 KEYS = ("quantization_config", "compression_config")
+CACHE_KEYS = ("kv_cache_scheme", "kv_cache_quant_algo")
+"""How the authors rounded keys and values. No weight depends on it, and ours is the user's choice."""
 FILES = {
     GPTQ.method: "quantize_config.json",
     AWQ.method: "quant_config.json",
@@ -70,6 +74,9 @@ def read_format(reader: ConfigReader) -> WeightFormat | None:
             f"quantization_config ({method}) is not supported, only {', '.join(READERS)}; take the"
             " unquantized checkpoint, which --quantization rounds while loading"
         )
+    for name in CACHE_KEYS:
+        if section.get(name, None):
+            logger.warning("%s: %s is not used: see --kv-cache-dtype", section.path, name)
     return READERS[method](section)
 
 

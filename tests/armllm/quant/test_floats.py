@@ -218,9 +218,33 @@ def test_the_own_file_of_modelopt_is_read(make_checkpoint, tmp_path):
     own.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": MODELOPT}))
     assert inspect_checkpoint(str(folder))["quantization"] == "modelopt (NVFP4), decoded while loading"
     LLM(folder, dtype="float32", skip_tokenizer_init=True)
-    own.write_text(json.dumps({"quantization": {**MODELOPT, "kv_cache_quant_algo": "FP8"}}))
-    with pytest.raises(CheckpointError, match=r"quant_config.json: kv_cache_quant_algo is not supported"):
-        LLM(folder, dtype="float32", skip_tokenizer_init=True)
+
+
+@pytest.mark.parametrize(
+    ("case", "cache"),
+    [
+        ("NVFP4 of ModelOpt", ("kv_cache_quant_algo", "FP8", "k_proj.k_scale")),
+        ("per row", ("kv_cache_scheme", {"num_bits": 8, "type": "float"}, "k_scale")),
+        ("a number", ("kv_cache_scheme", "static", "k_proj.output_scale")),
+    ],
+)
+def test_a_cache_that_the_checkpoint_rounds_is_stored_as_the_user_says(
+    make_checkpoint, tmp_path, caplog, case, cache
+):
+    """Catches the published FP8 models that have scales for their cache, refused or read wrongly."""
+    source, settings, (key, value, name) = make_checkpoint(**SIZES), CASES[case][0], cache
+    (prompt,) = random_prompts((30,), 4)
+    found = []
+    for number, extra in enumerate(({}, {key: value})):
+        folder = tmp_path / str(number)
+        write_quantized(folder, source, {**settings, **extra}, CASES[case][1])
+        if extra:
+            scales = {f"model.layers.{layer}.self_attn.{name}": torch.tensor(0.5) for layer in range(2)}
+            file = folder / "model.safetensors"
+            save_file(load_file(file) | scales, file, metadata={"format": "pt"})
+        found.append(Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True)).generate(prompt, 4)[1])
+    assert torch.equal(*found)
+    assert caplog.text.count(f"{key} is not used: see --kv-cache-dtype") == 1
 
 
 def test_parts_with_and_without_fp8_are_decoded(make_checkpoint, tmp_path):

@@ -43,7 +43,6 @@ FLOAT["format"] = "float-quantized"
     [
         ({"quant_method": "fp_quant"}, "quantization_config (fp_quant) is not supported, only awq"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two numbers"),
-        ({"quant_method": "fp8", "kv_cache_scheme": {"type": "float"}}, "kv_cache_scheme is not supported"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "quant_algo 'NVFP4_AWQ' is not supported"),
         ({"quant_method": "modelopt"}, "quant_algo 'NONE' is not supported, only FP8"),
         ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quantized_layers"),
@@ -86,7 +85,6 @@ FLOAT["format"] = "float-quantized"
         (compressed(inputs=TOKENS | {"type": "float"}), "activations of type float with 8 bits"),
         (compressed(inputs=TOKENS | {"strategy": "group"}), "strategy 'group' is not supported for activ"),
         (compressed({"actorder": "alphabetical"}), "actorder 'alphabetical' is not supported"),
-        (compressed(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme is not supported"),
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "'sparse-24-bitmask'"),
         (
             compressed(config_groups={"group_0": {"targets": ["Embedding"], "weights": WEIGHTS}}),
