@@ -1,14 +1,22 @@
-"""Which crates of Rust are in a wheel: those that were compiled, with what Cargo.lock says of them."""
+"""Which crates of Rust are in a wheel: those that were compiled, and those that its machine code names."""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import sys
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from elftools.common.exceptions import ELFError
+
+from armbuild.artifact import archives, elffile
+from armbuild.errors import CheckFailed
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 if sys.version_info >= (3, 11):
@@ -19,6 +27,9 @@ else:
 LOCK = "Cargo.lock"
 LARGEST = 16 << 20
 """Bytes of a Cargo.lock that is read; that of a project with 1000 crates has 0.3 MB."""
+SECTION = ".dep-v0"
+"""Where cargo-auditable writes a program's crates: JSON, compressed by zlib (its PARSING.md)."""
+REGISTRY = "registry+https://github.com/rust-lang/crates.io-index"
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -58,6 +69,43 @@ def read(sources: Path, record: Path) -> tuple[Crate, ...]:
         for (name, version), linked in sorted(compiled.items())
         if (name, version) in locked or not locked
     )
+
+
+def with_embedded(known: Iterable[Crate], wheel: Path) -> tuple[Crate, ...]:
+    """Return ``known`` crates and those that cargo-auditable wrote into the machine code of a wheel.
+
+    These are all that is known where a build was not watched, and of libraries that were there before.
+    Raises CheckFailed for a list that cannot be read.
+    """
+    found = {(crate.name, crate.version): crate for crate in known}
+    with archives.open_zip(wheel) as archive:
+        for member in archive.namelist():
+            content = archive.read(member)
+            if not content.startswith(b"\x7fELF"):
+                continue
+            try:
+                for crate in _embedded(content):
+                    found.setdefault((crate.name, crate.version), crate)
+            except (ELFError, *archives.BROKEN) as error:
+                raise CheckFailed(f"{member}: the crates in its {SECTION} cannot be read: {error}") from error
+    return tuple(sorted(found.values()))
+
+
+def _embedded(content: bytes) -> Iterator[Crate]:
+    for header in elffile.section_headers(elffile.opened(io.BytesIO(content))):
+        if header.name != SECTION:
+            continue
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(content[header.offset : header.offset + header.size], LARGEST)
+        if not unpacking.eof:
+            raise ValueError("it is cut off or too large")
+        for package in json.loads(text)["packages"]:
+            yield Crate(
+                name=str(package["name"]),
+                version=str(package["version"]),
+                linked=package.get("kind", "runtime") == "runtime",
+                source=REGISTRY if package["source"] == "crates.io" else "",
+            )
 
 
 def _locked(sources: Path) -> Iterator[dict[str, Any]]:

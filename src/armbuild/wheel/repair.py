@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
@@ -19,7 +19,7 @@ from packaging.version import Version
 from armbuild.artifact import archives, variant, wheelfile
 from armbuild.errors import BuildError, CheckFailed, MissingError
 from armbuild.host import process, pythons
-from armbuild.wheel import sbom
+from armbuild.wheel import crates, sbom
 from armbuild.wheel.project import EARLIEST
 from armisa import Isa
 
@@ -79,7 +79,8 @@ def repair_wheel(built: BuiltWheel, work: Path) -> RepairedWheel:
     version = f"{read.version}{'.' if '+' in read.version else '+'}{label}" if label else read.version
     parts = _without_folders(path, built.folders)
     if not pure:
-        parts[f"{sbom.FOLDER}/{sbom.NAME}"] = sbom.document(built, read.name, version)
+        found = replace(built, crates=crates.with_embedded(built.crates, path))
+        parts[f"{sbom.FOLDER}/{sbom.NAME}"] = sbom.document(found, read.name, version)
     if special and plan.baseline:
         document = variant.document(special, variant.properties(Isa.from_target(plan.baseline)))
         parts[variant.MEMBER] = variant.dump(document)

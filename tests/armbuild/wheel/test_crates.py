@@ -1,5 +1,11 @@
+import json
 import os
+import zlib
 
+import pytest
+from tests.armbuild.audit.conftest import RET, make_elf, make_wheel
+
+from armbuild.errors import CheckFailed
 from armbuild.wheel import crates
 
 LOCK = """\
@@ -71,3 +77,41 @@ def test_what_a_build_left_in_place_of_its_record_is_not_read(tmp_path):
     record.touch()
     os.truncate(record, 1 << 34)
     assert crates.read(tmp_path, record) == ()
+
+
+def wheel_with(folder, section):
+    code = make_elf([("f", ".text", [RET])], constants=[(crates.SECTION, section)])
+    return make_wheel(folder, {"demo/x.so": code, "demo/__init__.py": b""})
+
+
+def test_what_cargo_auditable_wrote_into_the_machine_code_is_listed_too(tmp_path):
+    """Catches crates of a build that nobody watched, as in a container, or of an older library."""
+    packages = [
+        {"name": "memchr", "version": "2.8.0", "source": "crates.io"},
+        {"name": "cc", "version": "1.2.0", "source": "crates.io", "kind": "build"},
+        {"name": "demo", "version": "0.1.0", "source": "local", "dependencies": [0], "root": True},
+    ]
+    wheel = wheel_with(tmp_path, zlib.compress(json.dumps({"packages": packages}).encode()))
+    known = crates.Crate(name="memchr", version="2.8.0", linked=True, source="registry+x", sha256=DIGEST)
+    found = crates.with_embedded([known], wheel)
+    assert found[-1] == known, "it has its checksum"
+    assert [(crate.name, crate.version, crate.linked, crate.source) for crate in found[:-1]] == [
+        ("cc", "1.2.0", False, crates.REGISTRY),
+        ("demo", "0.1.0", True, ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        b"x",
+        zlib.compress(b"[]"),
+        zlib.compress(b"{}")[:-1],
+        zlib.compress(b" " * (crates.LARGEST + 1)),
+        zlib.compress(b'{"packages": [1]}'),
+    ],
+    ids=["no zlib", "a list", "cut off", "too large", "a number"],
+)
+def test_a_list_of_crates_that_cannot_be_read_is_named(tmp_path, section):
+    with pytest.raises(CheckFailed, match=r"demo/x\.so: the crates in its \.dep-v0 cannot be read"):
+        crates.with_embedded([], wheel_with(tmp_path, section))
