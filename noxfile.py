@@ -22,7 +22,7 @@ nox.options.stop_on_first_error = True
 # A test that fails has one more try, and the summary names it: signals are late on a busy machine.
 PYTEST = ["pytest", "--reruns", "1"]
 START = time.time()
-MOST_MINUTES = 70
+MOST_MINUTES = 66
 """A costly test that has not begun so long after nox is skipped, and named: pipelines end after 90."""
 WHEELS = Path("build/wheel")
 """What the session `wheel` built, from which `proofs` makes images."""
