@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shlex
 import shutil
@@ -75,14 +76,16 @@ def cached(
     packages: list[str], python: str, *, host: HostPython | None, log: Path, musl: bool = False
 ) -> Path:
     """Return a folder with ``packages`` and all they need, installed once, compiled by ``host`` if given."""
-    platform = MUSL if musl else PLATFORM
+    files = [Path(package) for package in packages if os.sep in package and Path(package).is_file()]
+    platform = MUSL if musl else NEWEST if files else PLATFORM
 
     def fill(folder: Path) -> None:
         install(packages, python, folder, log=log, platform=platform)
         if host:
             compile_all(host, folder, log=log)
 
-    key = cache.digest([platform, python, packages, isolation.indexes()])
+    contents = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    key = cache.digest([platform, python, packages, contents, isolation.indexes()])
     return cache.fill(cache.root() / "target-packages" / key, fill)
 
 

@@ -117,3 +117,12 @@ def test_static_libraries_of_build_requirements_become_those_of_the_target(tmp_p
     assert (site / "thing/lib.a").read_bytes() == b"target"
     assert shared.read_bytes() == (site / "thing/kept.txt").read_bytes() == b"here"
     assert (site / "alone.a").read_bytes() == b"here"  # no wheel for the target: a link would fail and say so
+
+
+def test_a_wheel_at_hand_is_installed_whatever_its_floor_and_again_when_it_changed(tmp_path):
+    """Its libraries may be newer than those of the index's wheels: the run shows whether it fits."""
+    for content in (b"first", b"second"):
+        files = {"near/_core.cpython-311-aarch64-linux-gnu.so": None, "near/text": content}
+        wheel = wheels.write(tmp_path, "near-1.0-cp311-cp311-manylinux_2_39_aarch64.whl", files=files)
+        site = target_packages.cached([str(wheel)], "3.11", host=None, log=tmp_path / "log")
+        assert (site / "near/text").read_bytes() == content
