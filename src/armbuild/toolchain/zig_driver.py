@@ -17,6 +17,7 @@ DROPPED = (  # zig's driver or its linker refuse these, and nothing is lost for 
     "-Wl,--exclude-libs",
     "-Wl,-Bsymbolic-functions",
     "-Wl,-z,noexecstack",
+    "-Wl,-strip-",  # what is linked is stripped in any case
     "-cpp",
     "--target=",  # the build scripts of crates name the target in Rust's way; it is known
 )

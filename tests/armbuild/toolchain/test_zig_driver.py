@@ -35,6 +35,7 @@ def test_gccs_cpu_options_become_zigs(given, expected):
         "-static-libgcc",
         "-Wl,--exclude-libs,ALL",
         "-Wl,-Bsymbolic-functions",
+        "-Wl,-strip-all",
         "--target=aarch64-unknown-linux-gnu",
     ],
 )
