@@ -103,6 +103,12 @@ def picture(seed, height, width):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8))
 
 
+def processor():
+    """That of transformers for these models."""
+    module = transformers.models.qwen2_vl.image_processing_pil_qwen2_vl
+    return module.Qwen2VLImageProcessorPil(**SIZES)
+
+
 def save_tokenizer(folder):
     """One of words, whose template marks the place of each picture."""
     token_ids = {f"w{index}": index for index in range(VOCAB_SIZE)}
