@@ -13,6 +13,8 @@ from armbuild.target import debian
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.emulated]
+# What the smoked core has none of: their kernels take most of the time of a build.
+NEWER = [f"--no-{target}" for target in ("bf16", "fhm", "i8mm", "sve", "sve512")]
 VARIABLES = ("PATH=/usr/local/bin:/usr/bin:/bin", "OWN=stays")
 
 
@@ -45,7 +47,9 @@ def trixie(tmp_path_factory):
 def test_an_image_on_another_release_keeps_its_layers_and_serves(trixie, tmp_path):
     output = tmp_path / "armllm.tar"
     command = [sys.executable, "-m", "armbuild"]
-    made = run(*command, "docker", ROOT, "--python=3.13", "--base", trixie, "--output", output, "--json")
+    made = run(
+        *command, "docker", ROOT, *NEWER, "--python=3.13", "--base", trixie, "--output", output, "--json"
+    )
     labels = json.loads(made)["platforms"]["linux/arm64"]["labels"]
     with reader.open_image(trixie) as image:
         below = image.manifest("arm64")
@@ -55,6 +59,7 @@ def test_an_image_on_another_release_keeps_its_layers_and_serves(trixie, tmp_pat
         layer.digest for layer in below.layers
     ]
     assert labels["org.opencontainers.image.base.digest"] == below.digest
+    assert "i8mm" not in labels["armllm.kernels"]
     assert "OWN=stays" in manifest.config["config"]["Env"]
     smoked = json.loads(run(*command, "smoke", output, "--cpu=neoverse-n1", "--json"))
     (result,) = smoked["results"]
