@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.armbuild import wheels
+from tests.armbuild import cpp_runtime, wheels
 from tests.armbuild.plans import planned
 
 from armbuild.artifact import wheelfile
@@ -22,9 +22,11 @@ PROJECTS = Path(__file__).parents[1] / "projects"
 
 @pytest.fixture(scope="module")
 def shared_cache(tmp_path_factory):
-    """One cache for the module: zig's runtime takes a minute."""
+    """One cache for the module."""
+    folder = tmp_path_factory.mktemp("cache")
+    cpp_runtime.copy(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("ARMBUILD_CACHE_DIR", str(folder))
         yield
 
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.armbuild import cpp_runtime
 from tests.armbuild.plans import planned
 
 from armbuild.errors import BuildError, MissingError, UsageError
@@ -240,7 +241,10 @@ def test_without_bubblewrap_one_error_names_it_and_how_to_get_it(tmp_path, monke
 @pytest.mark.network
 @pytest.mark.parametrize("project", ["setuptools", "meson", "scikit"])
 def test_each_back_end_builds_in_the_sandbox_for_the_target(tmp_path, tmp_path_factory, monkeypatch, project):
-    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "sandbox-cache"))
+    folder = tmp_path_factory.getbasetemp() / "sandbox-cache"
+    if not folder.exists():
+        cpp_runtime.copy(folder)
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(folder))
     plan = planned(PROJECTS / project, lane="cross", output=tmp_path, sandbox=True)
     for _ in range(2):  # the second finds what the first compiled
         (work := tmp_path / str(len(list(tmp_path.iterdir())))).mkdir()
