@@ -16,7 +16,7 @@ import nox
 import yaml
 
 nox.options.default_venv_backend = "none"  # the sessions share the environment they are started in
-nox.options.sessions = ["lint", "types", "tests", "wheel", "proofs"]  # covers kernels and docs
+nox.options.sessions = ["lint", "types", "tests", "wheel", "costly"]  # covers kernels and docs
 nox.options.stop_on_first_error = True
 
 # A test that fails has one more try, and the summary names it: signals are late on a busy machine.
@@ -25,7 +25,7 @@ START = time.time()
 MOST_MINUTES = 66
 """A costly test that has not begun so long after nox is skipped, and named: pipelines end after 90."""
 WHEELS = Path("build/wheel")
-"""What the session `wheel` built, from which `proofs` makes images."""
+"""What the session `wheel` built, from which `costly` makes images."""
 PYTHON_SOURCES = ["src", "tests", "tools", "cmake", "noxfile.py"]
 
 
@@ -129,7 +129,7 @@ def wheel(session: nox.Session) -> None:
 
 
 @nox.session
-def proofs(session: nox.Session) -> None:
+def costly(session: nox.Session) -> None:
     """The tests that build, download or emulate; arguments go to pytest."""
     # Emulators and waiting for packages use one core; the tests of a file share what they build.
     # tests/conftest.py says which files come first and last.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-os.environ.pop("CI", None)  # with it armbuild wants proofs: the tests that mean that say so
+os.environ.pop("CI", None)  # with it armbuild requires its smoke tests: the tests that mean that say so
 
 TESTS = Path(__file__).parent
 FIRST = "csrc/test_emulated_conformance.py"
@@ -40,4 +40,4 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     if time.time() > END:
-        pytest.skip(f"no time was left for {item.nodeid}: `nox -s proofs` runs it")
+        pytest.skip(f"no time was left for {item.nodeid}: `nox -s costly` runs it")

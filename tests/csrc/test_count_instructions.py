@@ -69,7 +69,7 @@ def test_every_instruction_between_the_two_functions_is_counted():
     assert trace.loop_around(0x100) is None
 
 
-def test_the_loop_is_told_from_what_is_around_it():
+def test_the_loop_is_parted_from_what_is_around_it():
     counted = tool.split(read(LOG), [0x108, 0x999])
     assert counted.parts == {tool.LOOP: 9, tool.TILE: 2, tool.QUANTIZE: 1}
     assert counted.total == 12

@@ -10,7 +10,7 @@ from armllm.server.events import CallArguments, CallStart, Event, Reasoning, Tex
 if TYPE_CHECKING:
     from armllm.server.protocol.responses import OutputCall, OutputItem, OutputText
 
-Told: TypeAlias = tuple[str, dict[str, Any]]
+StreamEvent: TypeAlias = tuple[str, dict[str, Any]]
 """The type of an event, and its fields."""
 
 
@@ -25,7 +25,7 @@ class Items:
         self._one_call = one_call
         self._with_reasoning = with_reasoning
 
-    def add(self, event: Event) -> list[Told]:
+    def add(self, event: Event) -> list[StreamEvent]:
         """Put a piece of the answer where it belongs."""
         if isinstance(event, CallStart | CallArguments):
             if event.index > 0 and self._one_call:
@@ -34,7 +34,7 @@ class Items:
         if isinstance(event, Reasoning) and not self._with_reasoning:
             return []
         kind = "message" if isinstance(event, Text) else "reasoning"
-        happened: list[Told] = []
+        happened: list[StreamEvent] = []
         if not self.all or self.all[-1]["type"] != kind:
             happened += self._begin(_new_text(kind))
             part: OutputText = {**self._part(), "text": ""}
@@ -46,7 +46,7 @@ class Items:
         fields = {**self._place(), "content_index": 0, "delta": event.text}
         return [*happened, (f"response.{part['type']}.delta", fields)]
 
-    def close(self, *, cut: bool) -> list[Told]:
+    def close(self, *, cut: bool) -> list[StreamEvent]:
         """Finish the last one, which is incomplete where the answer was cut off."""
         if not self.all:
             return []
@@ -54,7 +54,7 @@ class Items:
         item["status"] = "incomplete" if cut else "completed"
         if item["type"] == "function_call":
             fields = {**self._place(), "name": item["name"], "arguments": item["arguments"]}
-            happened: list[Told] = [("response.function_call_arguments.done", fields)]
+            happened: list[StreamEvent] = [("response.function_call_arguments.done", fields)]
         else:
             part, place = item["content"][0], {**self._place(), "content_index": 0}
             happened = [
@@ -63,14 +63,14 @@ class Items:
             ]
         return [*happened, ("response.output_item.done", {"output_index": len(self.all) - 1, "item": item})]
 
-    def _begin(self, item: OutputItem | OutputCall) -> list[Told]:
+    def _begin(self, item: OutputItem | OutputCall) -> list[StreamEvent]:
         happened = self.close(cut=False)
         self.all.append(item)
         opened = dict(item) if item["type"] == "function_call" else {**item, "content": []}
         fields = {"output_index": len(self.all) - 1, "item": opened}
         return [*happened, ("response.output_item.added", fields)]
 
-    def _extend(self, event: CallArguments) -> list[Told]:
+    def _extend(self, event: CallArguments) -> list[StreamEvent]:
         call = self.all[-1]
         if call["type"] != "function_call":
             raise TypeError("arguments without a call")

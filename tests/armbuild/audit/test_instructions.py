@@ -176,7 +176,7 @@ def test_every_extension_with_instructions_has_a_tested_word():
     assert listed <= set(extensions())
 
 
-def test_unallocated_words_are_told_from_instructions():
+def test_unallocated_words_are_no_instructions():
     words = np.array([0x00000001, 0x06000000, 0x20000000, 0xD503201F], np.uint32)
     assert classify(words).tolist() == [UNDEFINED, UNDEFINED, UNDEFINED, 0]
 

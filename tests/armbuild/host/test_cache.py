@@ -96,7 +96,7 @@ def test_a_fill_that_was_killed_is_cleared_away_by_the_next(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "folder.lock"]
 
 
-def test_waiting_for_another_build_is_told(tmp_path):
+def test_waiting_for_another_build_is_announced(tmp_path):
     told = []
     with cache.lock(tmp_path / "x"):
         pid = os.fork()

@@ -153,7 +153,7 @@ def test_a_missing_program_is_named(tmp_path):
         process.run(["no-such-program"], log=tmp_path / "x.log", what="it")
 
 
-def test_a_command_line_that_linux_does_not_take_is_told(tmp_path):
+def test_a_command_line_that_linux_does_not_take_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="it: its command line or its variables are too long"):
         process.run(["true", "x" * 200_000], log=tmp_path / "log", what="it")
 

@@ -126,7 +126,7 @@ def test_equal_inputs_are_equal_archives_also_when_nothing_was_kept(tmp_path, wo
     assert (tmp_path / "x.tar").read_bytes() == (tmp_path / "y.tar").read_bytes()
 
 
-def test_the_entry_point_is_told_the_floor_that_the_audit_found(tmp_path, world):
+def test_the_entry_point_gets_the_floor_that_the_audit_found(tmp_path, world):
     world.needs = frozenset({"lse"})
     built = a_build(tmp_path, a_wheel(tmp_path / "1"))
     with reader.open_image(built.archive.path) as image:

@@ -39,7 +39,7 @@ def loaded(tmp_path, path, name="localhost/x:1", *, several=False):
     )
 
 
-def test_of_several_platforms_podman_is_told_which(tmp_path, podman):
+def test_of_several_platforms_podman_gets_the_one_that_is_meant(tmp_path, podman):
     path = small.write(tmp_path, {"a": ""})
     with loaded(tmp_path, path, several=True):
         pass
@@ -106,7 +106,7 @@ def closed_port():
         return probe.getsockname()[1]
 
 
-def test_what_cannot_be_loaded_is_told_with_the_engines_reason(tmp_path, podman):
+def test_what_cannot_be_loaded_is_refused_with_the_engines_reason(tmp_path, podman):
     with pytest.raises(MissingError, match="podman load failed: Error: no space for it"):
         loaded(tmp_path, small.write(tmp_path, {"a": ""}, path="refused.tar")).__enter__()
     for path, name in ((tmp_path, "x"), (small.write(tmp_path, {"a": ""}), None)):
@@ -139,7 +139,7 @@ def test_the_names_that_engines_give_are_image_names(name):
         ("podman", False, "qemu-user-static"),
     ],
 )
-def test_an_engine_that_cannot_be_had_is_told_in_a_line(tmp_path, monkeypatch, engine, handler, reason):
+def test_an_engine_that_cannot_be_had_is_one_line(tmp_path, monkeypatch, engine, handler, reason):
     (tmp_path / "podman").write_text("#!/bin/sh\n")
     (tmp_path / "podman").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

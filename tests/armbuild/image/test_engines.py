@@ -39,7 +39,7 @@ def asked(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("engine", ["podman", "docker"])
-def test_an_engine_is_told_all_that_the_dockerfile_asks_and_saves_in_one_rename(
+def test_an_engine_gets_all_that_the_dockerfile_asks_and_saves_in_one_rename(
     asked, engine, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("ARMBUILD_ENGINE_OPTIONS", "--network host")

@@ -30,7 +30,7 @@ def machine(folder, *, facts=None, files=None):
     return folder
 
 
-def test_a_core_below_the_floor_is_told_so_in_a_sentence():
+def test_a_core_below_the_floor_gets_a_sentence():
     reason = entrypoint.refusal(FACTS, armisa.Isa.from_target("cortex-a72"))
     assert "Cortex-A72 lacks atomics" in reason
     assert "armv8.1-a or newer" in reason
@@ -125,7 +125,7 @@ def test_a_container_is_reached_from_outside_unless_another_address_is_named():
         ),
     ],
 )
-def test_the_limits_of_the_container_are_told_in_five_lines(tmp_path, files, said):
+def test_the_limits_of_the_container_are_five_lines(tmp_path, files, said):
     root = machine(tmp_path, files={"proc/meminfo": f"MemTotal: {256 << 20} kB\n", **files})
     (root / "sys/fs/cgroup/a.slice/b").mkdir(parents=True, exist_ok=True)
     lines = entrypoint.report(FACTS, armisa.detect(root), ["serve", "/my model"], root)

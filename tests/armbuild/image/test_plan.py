@@ -67,7 +67,7 @@ def test_a_given_wheels_commit_is_the_one_that_its_provenance_file_says(tmp_path
     assert planned(tmp_path, wheels=[wheel], output=tmp_path / "x.tar").revision == "a" * 40
 
 
-def test_the_image_is_dated_by_what_is_in_the_wheel_or_as_told(tmp_path, monkeypatch):
+def test_the_image_is_dated_by_what_is_in_the_wheel_or_as_the_variable_says(tmp_path, monkeypatch):
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
     path = a_wheel(tmp_path)
     with zipfile.ZipFile(path) as archive:

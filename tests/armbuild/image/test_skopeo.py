@@ -68,7 +68,7 @@ def test_a_push_brings_every_platform_into_the_registry_as_it_is_and_a_base_come
         assert image.manifest("arm64").digest == written.manifests["arm64"]
 
 
-def test_a_base_that_its_registry_has_not_is_told_in_two_lines(tmp_path, monkeypatch):
+def test_a_base_that_its_registry_has_not_is_an_error_of_two_lines(tmp_path, monkeypatch):
     with (
         registry.serve(tmp_path, monkeypatch) as address,
         pytest.raises(MissingError, match=r"(manifest|name) unknown") as caught,
@@ -79,7 +79,7 @@ def test_a_base_that_its_registry_has_not_is_told_in_two_lines(tmp_path, monkeyp
     assert 'msg="' not in str(caught.value), "the form of skopeo's logs"
 
 
-def test_a_registry_that_does_not_answer_is_told_in_two_lines(tmp_path):
+def test_a_registry_that_does_not_answer_is_an_error_of_two_lines(tmp_path):
     tag = "127.0.0.1:9/team/small:1"
     made = [small.layer(tmp_path, {"c": ""})]
     images = [small.image(made, architecture=name) for name in ("arm64", "amd64")]

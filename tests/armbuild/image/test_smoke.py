@@ -21,7 +21,7 @@ MODEL = {"usr/lib/armllm/smoke/model/config.json": "{}", "usr/bin/tini": ""}
         (["/sbin/none", "--", "/usr/bin/tini"], "the image's entry point /sbin/none is not in it"),
     ],
 )
-def test_an_entry_point_that_is_not_there_is_told(tmp_path, capsys, monkeypatch, entry, reason):
+def test_an_entry_point_that_is_not_there_is_named(tmp_path, capsys, monkeypatch, entry, reason):
     monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("armbuild.image.smoke.qemu.find", lambda *_, **__: None)
     monkeypatch.setattr("armbuild.image.smoke.sandbox.make", lambda root, *_, **__: Box(root))

@@ -195,7 +195,7 @@ def test_an_audit_tells_of_a_layer_that_leads_out(tmp_path, entry):
         [("loop", None, {"type": tarfile.SYMTYPE, "linkname": "loop"}), ("loop/x", b"x", {})],
     ],
 )
-def test_a_layer_that_no_runtime_lays_is_told_in_a_sentence(tmp_path, entries):
+def test_a_layer_that_no_runtime_lays_is_refused_in_a_sentence(tmp_path, entries):
     with pytest.raises(CheckFailed):
         laid(written(tmp_path, raw_layer(tmp_path, *entries)), tmp_path)
 
@@ -205,6 +205,6 @@ def test_a_layer_that_no_runtime_lays_is_told_in_a_sentence(tmp_path, entries):
     [{"Env": [1]}, {"Env": "A=b"}, {"Env": ["A=\0"]}, {"Entrypoint": "/bin/x"}, {"Cmd": {"a": 1}},
      {"User": 7}, {"Healthcheck": {"Test": ["CMD", 1]}}, {"Healthcheck": [1]}],
 )  # fmt: skip
-def test_a_configuration_of_other_types_is_told_in_a_sentence(tmp_path, config):
+def test_a_configuration_of_other_types_is_refused_in_a_sentence(tmp_path, config):
     with pytest.raises(CheckFailed, match="make no sense"):
         laid(small.write(tmp_path, {"a": "1"}, **config), tmp_path)

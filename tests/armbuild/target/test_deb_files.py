@@ -152,7 +152,7 @@ def test_a_package_without_control_fields_is_named(tmp_path, content):
         [(f"./usr/{'n' * 300}", b"", tarfile.REGTYPE)],
     ],
 )
-def test_a_package_that_leads_outside_or_makes_no_sense_is_told(tmp_path, members):
+def test_a_package_that_leads_outside_or_makes_no_sense_is_refused(tmp_path, members):
     (tmp_path / "secret").write_text("mine")
     (root := tmp_path / "root").mkdir()
     with pytest.raises(BuildError, match=r"outside its root|is damaged"):

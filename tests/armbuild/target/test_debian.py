@@ -183,7 +183,7 @@ def test_where_no_address_of_security_updates_is_stated_it_is_beside_the_archive
     assert debian.security_address(other) == "http://other.example/debian-security"
 
 
-def test_a_host_without_apt_is_told_what_to_install(monkeypatch):
+def test_a_host_without_apt_learns_what_to_install(monkeypatch):
     monkeypatch.setattr(debian.shutil, "which", lambda _name: None)
     with pytest.raises(MissingError, match="apt-get is not there"):
         debian.archive()

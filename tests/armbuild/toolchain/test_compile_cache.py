@@ -55,7 +55,7 @@ def test_one_that_is_misspelled_or_not_installed_is_named(machine):
         compile_cache.find("sccache")
 
 
-def test_ccache_keeps_to_the_cache_folder_unless_it_was_told_another_place(machine, tmp_path):
+def test_ccache_keeps_to_the_cache_folder_unless_the_user_names_another(machine, tmp_path):
     machine("ccache")
     found = compile_cache.find(None)
     log = tmp_path / "log"

@@ -63,7 +63,7 @@ def test_gcc_searches_nothing_of_its_own_and_the_old_libstdcxx(echo, sysroot, tm
     assert said[1].startswith(f"[{sysroot.folder}/usr/include/c++/10:")
 
 
-def test_fortran_is_told_nothing_that_it_warns_of(echo, sysroot, tmp_path):
+def test_fortran_gets_no_option_that_it_warns_of(echo, sysroot, tmp_path):
     said = call("gcc", sysroot, tmp_path, "fortran", "-c", "a.f90")
     assert "-nostdinc" in said
     assert "-nostdinc++" not in said

@@ -103,7 +103,7 @@ def test_this_machines_fortran_is_not_taken_for_the_targets(tmp_path):
     assert "needs Fortran" in hints.explain(done.stderr)
 
 
-def test_an_autoconf_script_is_told_the_target_but_keeps_what_its_caller_names(tmp_path):
+def test_an_autoconf_script_gets_the_target_but_keeps_what_its_caller_names(tmp_path):
     """Autoconf's scripts set these three from --host, then read CONFIG_SITE, then use them."""
     (tmp_path / "config.site").write_text(crossenv.CONFIG_SITE.format(triplet="aarch64-linux-gnu"))
 

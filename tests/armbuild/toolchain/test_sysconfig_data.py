@@ -61,7 +61,7 @@ def test_headers_of_the_target_replace_the_hosts():
     assert values["INCLUDEPY"] == "/debian/python3.11"
 
 
-def test_an_interpreter_told_to_use_it_answers_as_the_target_would(tmp_path):
+def test_an_interpreter_that_uses_it_answers_as_the_target_would(tmp_path):
     host = sysconfig.get_config_vars()
     values = sysconfig_data.target_values(host, Path("/kit/bin"), (), triplet=TRIPLET)
     (tmp_path / f"{sysconfig_data.name(TRIPLET)}.py").write_text(sysconfig_data.render(values))

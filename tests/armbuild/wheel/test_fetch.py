@@ -101,7 +101,7 @@ def test_a_hash_that_the_user_gave_must_match_and_unpacks_nothing_else(tmp_path)
         ("lz4=>4", "neither a folder, nor an sdist, nor a requirement"),
     ],
 )
-def test_what_names_nothing_is_told_in_a_line(text, reason):
+def test_what_names_nothing_is_refused_in_a_line(text, reason):
     with pytest.raises(UsageError, match=reason) as caught:
         fetch.locate(text)
     assert "\n" not in str(caught.value)
@@ -116,7 +116,7 @@ def test_what_names_nothing_is_told_in_a_line(text, reason):
         ("x-1.tar.gz", {"x-1/setup.py": b"", "../out.py": b""}, None, "damaged, or not an sdist"),
     ],
 )
-def test_a_bad_archive_is_told_in_a_line_and_leaves_nothing(tmp_path, name, members, content, reason):
+def test_a_bad_archive_is_refused_in_a_line_and_leaves_nothing(tmp_path, name, members, content, reason):
     path = sdist(tmp_path, name, members) if members else tmp_path / name
     if content:
         path.write_bytes(content)
@@ -146,7 +146,7 @@ def test_a_bit_that_flipped_on_the_way_is_noticed(tmp_path, end, content):
         fetch.locate(str(path))
 
 
-def test_an_encrypted_archive_is_told(tmp_path):
+def test_an_encrypted_archive_is_refused(tmp_path):
     path = sdist(tmp_path, "x-1.zip", {"x-1/setup.py": b"1"})
     written = bytearray(path.read_bytes())
     for place in (6, written.rfind(b"PK\1\2") + 8):  # the flags of the member, and of the directory

@@ -150,7 +150,7 @@ def test_a_module_that_a_build_imports_and_does_not_require_is_named_with_its_op
         ("dm-tree", "the library's Debian package"),
     ],
 )
-def test_a_binding_that_downloads_its_library_is_told_the_librarys_package(project, package):
+def test_a_binding_that_downloads_its_library_names_the_librarys_package(project, package):
     assert f"--with {package}, where" in hints.explain("fatal: Could not resolve host: x", project)
 
 

@@ -40,7 +40,7 @@ def token(**changes):
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_a_machine_without_an_identity_is_told_what_gives_one(monkeypatch):
+def test_a_machine_without_an_identity_learns_what_gives_one(monkeypatch):
     with pytest.raises(MissingError, match="id-token: write"):
         signature.identity()
     monkeypatch.setenv("GITHUB_ACTIONS", "true")

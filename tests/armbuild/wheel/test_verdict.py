@@ -103,7 +103,7 @@ def test_a_traceback_becomes_a_line(tmp_path):
 
 
 @pytest.mark.parametrize("status", [-signal.SIGILL, 132])
-def test_an_old_core_is_told_that_torch_needs_a_newer_one(tmp_path, status):
+def test_on_an_old_core_the_error_says_that_torch_needs_a_newer_one(tmp_path, status):
     result = judge(tmp_path, "cortex-a72", status=status)
     assert result.reason.startswith("torch 2.10 needs a newer core than cortex-a72")
     assert "\n" not in result.reason

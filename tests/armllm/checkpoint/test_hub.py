@@ -89,7 +89,7 @@ def test_a_file_of_another_kind_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("shut", ["", "config.json", "model.safetensors"])
-def test_a_model_that_this_user_may_not_read_is_told_so(tmp_path, monkeypatch, shut):
+def test_a_model_that_this_user_may_not_read_is_refused_with_that_reason(tmp_path, monkeypatch, shut):
     """A container's user is often not the one who downloaded the model."""
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
@@ -151,7 +151,7 @@ def test_a_revision_is_the_one_that_is_loaded(fake_hub, tmp_path):
     assert [path.name for path in folder.iterdir()] == ["config.json"]
 
 
-def test_what_the_hub_refuses_is_told_with_what_to_do(fake_hub, tmp_path):
+def test_what_the_hub_refuses_is_named_with_what_to_do(fake_hub, tmp_path):
     line = look_up(fake_hub, tmp_path, {"revision": "new"})
     assert line.startswith("refused: model 'someone/tiny' is not a folder here")
     assert "it has no revision 'new'" in line

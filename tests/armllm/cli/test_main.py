@@ -196,7 +196,7 @@ def test_a_command_that_is_misspelled_has_a_hint(capsys):
     assert "'serve'" in capsys.readouterr().err
 
 
-def test_the_version_is_told(capsys):
+def test_the_version_is_answered(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"armllm {armllm.__version__}\n"
 

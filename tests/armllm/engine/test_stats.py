@@ -46,7 +46,7 @@ def test_the_counters_count(make_checkpoint):
     assert after.seconds["model"] > after.seconds["schedule"]
 
 
-def test_what_loading_took_is_told(make_checkpoint):
+def test_what_loading_took_is_reported(make_checkpoint):
     folder = make_checkpoint().folder
     load = LLM(folder, dtype="float32").stats().load
     stored = safetensors.torch.load_file(folder / "model.safetensors")

@@ -44,7 +44,7 @@ def at_once(*functions):
     return results
 
 
-def test_what_a_rank_waited_awake_is_told_to_all():
+def test_what_a_rank_waited_awake_reaches_all():
     """It catches a column of zeros in the tool that says where the CPU time of ranks goes."""
     with ranks_of(2) as ranks:
         at_once(ranks[1].receive, lambda: time.sleep(0.05) or ranks[0].send(b"x"))

@@ -28,7 +28,7 @@ def batch(folder, source, target, *options):
     return main([*line, "--served-model-name", "smoke", *options])
 
 
-def test_requests_are_answered_in_order_and_failures_are_told(folder, tmp_path, capsys):
+def test_requests_are_answered_in_order_and_failures_are_named(folder, tmp_path, capsys):
     source = write(
         tmp_path / "in.jsonl",
         [

@@ -137,7 +137,7 @@ def test_a_model_that_becomes_shorter_is_named(folder, tmp_path):
     engine.shutdown()
 
 
-def test_a_request_after_the_end_is_told(folder):
+def test_a_request_after_the_end_is_an_error(folder):
     async def late(engine):
         await engine.connect()
         engine._process.kill()

@@ -169,7 +169,7 @@ OPEN_PROMPT, CLOSED_PROMPT = "<assistant><think>\n", "<assistant><think>\n\n</th
         ("openai_gptoss", f"{HARMONY}<|channel|>analysis", "<|message|>hm", "", "hm"),
     ],
 )
-def test_thoughts_are_told_from_answers(name, prompt, text, answer, thought):
+def test_thoughts_are_parted_from_answers(name, prompt, text, answer, thought):
     for pieces in ([text], text, cut(text, [3, 9])):
         assert read(REASONING_PARSERS[name](PlainParser(), prompt), pieces) == (answer, thought, [])
 

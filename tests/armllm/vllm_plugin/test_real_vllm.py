@@ -284,7 +284,9 @@ def test_a_vllm_with_other_names_keeps_its_own_kernels(vllm):
     ],
     ids=["switched off", "disabled in vLLM"],
 )
-def test_vllm_keeps_its_own_kernels_where_it_is_told_to(make_checkpoint, tmp_path, vllm, environment, kernel):
+def test_vllm_keeps_its_own_kernels_where_the_user_wants_them(
+    make_checkpoint, tmp_path, vllm, environment, kernel
+):
     if subprocess.run([vllm.python, "-c", OWN_PRODUCT], check=False, capture_output=True).returncode == 3:
         pytest.skip("vLLM has no products with 4 bits of its own for this CPU")
     quantization, form, _ = CASES["gptq"]

@@ -67,7 +67,7 @@ def build(plan, work):
     return container.build(plan, plan.pythons[0], folder, mirror=None, watcher=Steps())
 
 
-def test_a_machine_without_an_engine_is_told_how_to_get_one(machine, tmp_path, monkeypatch):
+def test_a_machine_without_an_engine_learns_how_to_get_one(machine, tmp_path, monkeypatch):
     made = planned(PROJECTS / "setuptools", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
@@ -76,7 +76,7 @@ def test_a_machine_without_an_engine_is_told_how_to_get_one(machine, tmp_path, m
         build(made, tmp_path)
 
 
-def test_an_engine_that_does_not_answer_is_told_with_its_reason(machine, tmp_path):
+def test_an_engine_that_does_not_answer_is_named_with_its_reason(machine, tmp_path):
     machine(info="echo 'Cannot connect to the daemon' >&2; exit 1")
     with pytest.raises(MissingError, match=r"podman info`: Cannot connect to the daemon\): start it"):
         build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
@@ -129,7 +129,7 @@ def test_an_image_for_another_machine_is_refused(machine, tmp_path):
         build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
 
 
-def test_a_local_image_that_is_not_there_is_told_how_to_make(machine, tmp_path):
+def test_for_a_local_image_that_is_not_there_the_error_says_how_to_make_it(machine, tmp_path):
     machine(inspect="exit 1")
     with pytest.raises(MissingError, match="`armbuild manylinux-image --load podman` makes one"):
         build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
@@ -171,7 +171,7 @@ def test_an_image_whose_programs_do_not_run_names_the_remedy(machine, tmp_path):
         ("error setting rlimits for ready process: error setting rlimit type 7: x", "see default_ulimits"),
     ],
 )
-def test_a_container_that_cannot_start_is_told_with_what_helps(machine, tmp_path, said, told):
+def test_a_container_that_cannot_start_is_named_with_what_helps(machine, tmp_path, said, told):
     machine(start=f"echo '{said}' >&2; exit 127")
     with pytest.raises(MissingError) as caught:
         build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
@@ -222,9 +222,7 @@ Testing wheel...
         (TESTED.format(said="FAILED it\n\nCopying wheels back to host..."), None),
     ],
 )
-def test_failing_tests_of_the_project_are_told_from_a_failing_build(
-    machine, tmp_path, monkeypatch, said, reason
-):
+def test_failing_tests_of_the_project_are_no_failing_build(machine, tmp_path, monkeypatch, said, reason):
     def fails(*_command, log, **_rest):
         log.write_text(said)
         raise BuildError(f"cibuildwheel failed: src/a.c:1:1: error: never mind\n  log: {log}")

@@ -25,7 +25,7 @@ def script(monkeypatch):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_the_process_gets_what_it_was_told_and_ends(tmp_path, there):
+def test_the_process_gets_its_arguments_and_ends(tmp_path, there):
     folder, written = tmp_path if there else tmp_path / "elsewhere", tmp_path / "written"
     actor = Host()
     actor.terminate()  # there is none yet
