@@ -123,13 +123,7 @@ cross_compiling=yes
 MESON = """\
 #!/bin/sh
 # A setup.py that calls meson does not know the target. meson-python names the cross file by itself.
-IFS=:
-for folder in $PATH; do
-  test "$folder" = {answers} || test ! -x "$folder/meson" || break
-done
-unset IFS
-test -x "$folder/meson" || {{ echo "meson: not found" >&2; exit 127; }}
-case " $* " in
+{search}case " $* " in
 *" --cross-file"*) ;;
 " setup "*)
   shift
@@ -139,7 +133,7 @@ case " $* " in
   unset {tools}
   export PYTHONPATH={sysconfig} ;;
 esac
-exec "$folder/meson" "$@"
+exec "$found" "$@"
 """
 LOADER = "lib/ld-linux-aarch64.so.1"
 RUN_TARGET = """\
@@ -337,10 +331,11 @@ def _write_settings(folder: Path, environment: CrossEnvironment, include: Path |
 
 def _write_meson(folder: Path, place: Path) -> None:
     """Write the program meson into ``folder``, which moves to ``place``."""
-    names = {"answers": "answers", "cross": CROSS_FILES[0], "run": CROSS_FILES[1], "sysconfig": "sysconfig"}
+    names = {"cross": CROSS_FILES[0], "run": CROSS_FILES[1], "sysconfig": "sysconfig"}
     paths = {key: place / name for key, name in names.items()} | {"emulator": emulator()}
     quoted = {key: shlex.quote(str(path)) for key, path in paths.items()}
-    program(folder / "answers/meson", MESON.format(**quoted, tools=" ".join(TOOLS)))
+    search = target_answers.search_behind(place / "answers", "meson")
+    program(folder / "answers/meson", MESON.format(**quoted, search=search, tools=" ".join(TOOLS)))
 
 
 def emulator() -> Path:

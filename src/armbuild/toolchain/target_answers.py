@@ -70,16 +70,19 @@ CONFIG = """\
 answer=$({run} {script} "$@") || exit
 printf '%s\\n' "$answer" | sed -E {below}
 """
+SEARCH = """\
+found=
+IFS=:
+for folder in $PATH; do
+  test "$folder" = {answers} || test ! -x "$folder/{name}" || {{ found=$folder/{name}; break; }}
+done
+unset IFS
+test -n "$found" || {{ echo "{name}: not found" >&2; exit 127; }}
+"""
 SWIG = """\
 #!/bin/sh
 # SWIG reads headers as a compiler does: the target's, where a project names this machine's.
-IFS=:
-for folder in $PATH; do
-  test "$folder" = {answers} || test ! -x "$folder/swig" || break
-done
-unset IFS
-test -x "$folder/swig" || {{ echo "swig: not found" >&2; exit 127; }}
-root={root}
+{search}root={root}
 for word do
   shift
   case $word in
@@ -89,7 +92,7 @@ for word do
   esac
   set -- "$@" "$word"
 done
-exec "$folder/swig" "$@"
+exec "$found" "$@"
 """
 OPEN = """\
 
@@ -164,10 +167,15 @@ def write(folder: Path, place: Path, baseline: str | None, system: Sysroot | Non
     program(folder / "answers/ldconfig", LDCONFIG.format(listing=shlex.quote(str(place / "libraries"))))
     if system:
         _write_programs(folder / "answers", system, run)
-        answers, root = shlex.quote(str(place / "answers")), shlex.quote(str(system.folder))
-        text = SWIG.format(answers=answers, root=root, machine=platform.machine())
+        root, search = shlex.quote(str(system.folder)), search_behind(place / "answers", "swig")
+        text = SWIG.format(search=search, root=root, machine=platform.machine())
         program(folder / "answers/swig", text)
     return OPEN.format(cpuinfo=str(described))
+
+
+def search_behind(answers: Path, name: str) -> str:
+    """Return the lines by which a script in ``answers`` finds the program ``name`` of the other folders."""
+    return SEARCH.format(answers=shlex.quote(str(answers)), name=name)
 
 
 def _write_programs(answers: Path, system: Sysroot, run: Path) -> None:

@@ -80,9 +80,11 @@ def with_embedded(known: Iterable[Crate], wheel: Path) -> tuple[Crate, ...]:
     found = {(crate.name, crate.version): crate for crate in known}
     with archives.open_zip(wheel) as archive:
         for member in archive.namelist():
-            content = archive.read(member)
-            if not content.startswith(b"\x7fELF"):
-                continue
+            with archive.open(member) as file:
+                head = file.read(4)
+                if head != b"\x7fELF":
+                    continue
+                content = head + file.read()
             try:
                 for crate in _embedded(content):
                     found.setdefault((crate.name, crate.version), crate)

@@ -7,7 +7,7 @@ import sysconfig
 
 import pytest
 
-from armbuild.toolchain import compilers, crossenv
+from armbuild.toolchain import compilers, crossenv, target_answers
 from armbuild.toolchain.sysroot import Sysroot
 from armbuild.wheel import hints
 
@@ -125,10 +125,11 @@ def test_a_setup_py_that_calls_meson_gets_the_cross_file(tmp_path):
     places = {name: tmp_path / f"the {name}" for name in names}
     quoted = {name: f"'{place}'" for name, place in places.items()}
     places["answers"].mkdir()
-    text = crossenv.MESON.format(**quoted, tools="CC CXX")
+    search = target_answers.search_behind(places["answers"], "meson")
+    text = crossenv.MESON.format(**quoted, search=search, tools="CC CXX")
     compilers.program(places["answers"] / "meson", text)
     (tmp_path / "bin").mkdir()
-    path = f"{places['answers']}:{tmp_path / 'nowhere'}:{tmp_path / 'bin'}:/usr/bin:/bin"
+    path = f"{places['answers']}:{tmp_path / 'nowhere'}:{tmp_path / 'bin'}:/usr/bin:/bin:{places['answers']}"
 
     def called(*arguments):
         return subprocess.run(

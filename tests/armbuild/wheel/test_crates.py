@@ -1,5 +1,6 @@
 import json
 import os
+import tracemalloc
 import zlib
 
 import pytest
@@ -99,6 +100,17 @@ def test_what_cargo_auditable_wrote_into_the_machine_code_is_listed_too(tmp_path
         ("cc", "1.2.0", False, crates.REGISTRY),
         ("demo", "0.1.0", True, ""),
     ]
+
+
+def test_what_is_no_machine_code_is_not_read_whole(tmp_path):
+    """A wheel may have data that is larger than memory."""
+    wheel = make_wheel(tmp_path, {"demo/data": bytes(8 << 20)})
+    tracemalloc.start()
+    try:
+        assert crates.with_embedded([], wheel) == ()
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
