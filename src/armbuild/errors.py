@@ -50,6 +50,10 @@ class MissingError(ArmbuildError):
     status = 3
 
 
+class ExcessError(MissingError):
+    """A program was ended because it exceeded its limits: it would do so again."""
+
+
 class BuildError(ArmbuildError):
     """The project's own build, or its repair, failed."""
 

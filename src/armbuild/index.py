@@ -167,14 +167,14 @@ def _describe(path: Path, commit: str) -> Entry:
         raise UsageError(f"{path.name!r}: a wheel's name has letters, digits and . _ + ! - only (PEP 427)")
     label = variant.split(path.name)[1] or Version(wheel.version).local or ""
     metadata = _metadata(path)
-    found = re.search(r"(?m)^Requires-Python: *(.+?)\s*$", metadata.decode("utf-8", errors="replace"))
+    found = re.search(r"(?m)^Requires-Python: *(\S.*)$", metadata.decode("utf-8", errors="replace"))
     return Entry(
         filename=path.name,
         name=canonicalize_name(wheel.name),
         version=wheel.version,
         sha256=provenance.sha256(path),
         size=path.stat().st_size,
-        requires_python=found[1] if found else "",
+        requires_python=found[1].rstrip() if found else "",
         metadata_sha256=hashlib.sha256(metadata).hexdigest(),
         commit=_commit_of(path) or commit,
         variant=label,

@@ -193,6 +193,15 @@ def test_what_an_index_holds_already_is_escaped_in_its_pages(tmp_path):
         assert not re.search('<[biu]>|">"', text), path
 
 
+def test_blanks_in_metadata_cost_no_more_than_their_bytes(tmp_path):
+    path = wheel(tmp_path / "in")
+    wheels.write(path.parent, path.name, {"thing/_core.cpython-311-aarch64-linux-gnu.so": None},
+                 metadata=f"Requires-Python: >=3.9{' ' * 1_000_000},<4 \n")  # fmt: skip
+    index.add(tmp_path / "index", [path])
+    assert 'data-requires-python="&gt;=3.9 ' in page(tmp_path, "index/simple/thing")
+    assert ',&lt;4"' in page(tmp_path, "index/simple/thing")
+
+
 def test_a_commit_beside_a_wheel_is_one(tmp_path):
     index.add(tmp_path, [wheel(tmp_path / "in", commit="../../../outside")])
     assert json.loads((tmp_path / index.STATE).read_text())["files"][0]["commit"] == ""

@@ -68,7 +68,10 @@ _TAR_HEADERS = (
 _UTF8, _UNICODE_PATH = 0x800, 0x7075
 # Bytes behind a file by its flag for a data descriptor, with which its header need not tell the sizes.
 _GAPS = {0: (0,), 8: (0, 12, 16, 20, 24)}
+_WIDE_RECORDS = 76  # bytes of the two records of zip64
 MAX_LINKS = 40
+_MOST_LINKS = 2000
+"""Of an archive of sources, whose targets are looked at step by step."""
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
@@ -123,11 +126,36 @@ def unlisted(archive: zipfile.ZipFile) -> str:
     gap = archive.start_dir - end
     if gap not in _GAPS[behind]:
         return f"{abs(gap)} bytes before the directory belong to no file"
-    source.seek(0, os.SEEK_END)
-    tail = source.tell() - archive.start_dir - _directory_size(Path(str(archive.filename)))
-    if tail - 22 - len(archive.comment) not in (0, 76):  # with the zip64 records
+    return _behind(archive, source)
+
+
+def _behind(archive: zipfile.ZipFile, source: IO[bytes]) -> str:
+    """Return what is wrong behind the directory of a zip archive, empty for nothing."""
+    size = _directory_size(Path(str(archive.filename)))
+    tail = source.seek(0, os.SEEK_END) - archive.start_dir - size
+    wide = tail - 22 - len(archive.comment)
+    if wide not in (0, _WIDE_RECORDS):
         return "something stands behind the end of the directory"
+    source.seek(archive.start_dir + size)
+    if not _ends_agree(source.read(wide), source.read(22), size, archive):
+        return "the records at its end say otherwise where and how large the directory is"
     return ""
+
+
+def _ends_agree(wide: bytes, plain: bytes, size: int, archive: zipfile.ZipFile) -> bool:
+    """Return whether the records of both widths lead to the directory: readers differ in which they take."""
+    count = len(archive.infolist())
+    truth = (0, 0, count, count, size, archive.start_dir)
+    stated = struct.unpack_from("<4H2I", plain, 4)
+    if not wide:
+        return stated == truth
+    limits = (0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
+    place = struct.unpack_from("<IQI", wide, 60)
+    return (
+        struct.unpack_from("<2I4Q", wide, 16) == truth
+        and place == (0, archive.start_dir + size, 1)
+        and all(value in pair for value, *pair in zip(stated, truth, limits, strict=True))
+    )
 
 
 def _contradiction(entry: zipfile.ZipInfo, header: bytes, name: bytes, extra: bytes) -> str:
@@ -183,6 +211,13 @@ def read_text(archive: zipfile.ZipFile, name: str, limit: int = TEXT_LIMIT) -> b
     if archive.getinfo(name).file_size > limit:
         raise CheckFailed(f"{name}: refused: it has more than {limit >> 20} MiB")
     return archive.read(name)
+
+
+def file_text(path: Path, limit: int = TEXT_LIMIT) -> str:
+    """Return the text of an unpacked file; CheckFailed when it has more than ``limit`` bytes."""
+    if path.stat().st_size > limit:
+        raise CheckFailed(f"{path.name}: refused: it has more than {limit >> 20} MiB")
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 class _Entry(tarfile.TarInfo):
@@ -322,6 +357,8 @@ def unpack_tar(path: Path, folder: Path) -> None:
             else:
                 raise CheckFailed(f"{entry.name!r} is a device or a pipe")
         budget.rest(tar.fileobj)  # to the end, where the check sum is compared
+    if len(links) > _MOST_LINKS:
+        raise CheckFailed(f"{path.name}: refused: it has more than {_MOST_LINKS} links")
     for link in links:
         _check_link(folder, link)
 
@@ -356,6 +393,8 @@ def _inner_parts(name: str) -> list[str]:
 def _check_link(folder: Path, link: Path) -> None:
     """Raise CheckFailed unless ``link`` stays in ``folder``; others on its way are looked at themselves."""
     target = PurePosixPath(os.readlink(link))  # noqa: PTH115 - which Path would normalize
+    if len(target.parts) > MAX_DEPTH:
+        raise CheckFailed(f"{link.name!r:.200} is a link through more than {MAX_DEPTH} folders")
     place = link.parent
     for index, part in enumerate(target.parts):
         place = place.parent if part == ".." else place / part

@@ -26,6 +26,10 @@ _MAX_RATIO = 200
 _RATIO_MATTERS_ABOVE = 256 << 20
 MAX_DEPTH = 100
 """Folders in one another: Python walks and removes deeper ones with one call in another, up to a limit."""
+_LONGEST_NAME = 4096
+"""Characters of a path: no system call takes more bytes (PATH_MAX)."""
+_MOST_TEXT, _EACH_HEADER = 64 << 20, 50
+"""Characters of all names, links and headers of a tar, which its reader keeps; each header counts more."""
 
 
 def is_bomb(files: int, total: int, size: int) -> bool:
@@ -68,10 +72,12 @@ class Budget:
     """Among how many the whole is divided: each may be made of the same layers."""
     total: int = 0
     count: int = 0
+    text: int = 0
 
     def entries(self, tar: Iterable[tarfile.TarInfo]) -> Iterator[tarfile.TarInfo]:
         """Yield the entries of ``tar``; raises CheckFailed before too much of it was read."""
         for entry in tar:
+            self._take_names(entry)
             self.total += max(entry.size, 0)
             self.count += 1
             if self.count * max(1, self.images // _FEW_IMAGES) > _MAX_ENTRIES or self._too_much():
@@ -80,6 +86,19 @@ class Budget:
                     f" to {self.total} or more look like a bomb"
                 )
             yield entry
+
+    def _take_names(self, entry: tarfile.TarInfo) -> None:
+        names = (entry.name, entry.linkname)
+        if max(map(len, names)) > _LONGEST_NAME or entry.name.count("/") > MAX_DEPTH + 2:
+            raise CheckFailed(
+                f"{self.path}: refused: {entry.name!r:.100} is too long a name, or has too long a link"
+            )
+        headers = sum(len(key) + len(value) + _EACH_HEADER for key, value in entry.pax_headers.items())
+        self.text += sum(map(len, names)) + headers
+        if self.text > _MOST_TEXT:
+            raise CheckFailed(
+                f"{self.path}: refused: its names and headers have more than {_MOST_TEXT >> 20} MiB"
+            )
 
     def rest(self, stream: Any) -> None:
         """Read what follows the end of a tar; raises CheckFailed once it is too much."""

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from armbuild.errors import ArmbuildError, BuildError, MissingError, UsageError, one_line
+from armbuild.errors import ArmbuildError, BuildError, ExcessError, MissingError, UsageError, one_line
 from armbuild.host import family
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def run(
 
     ``env`` replaces the whole environment. A failure raises ``error`` with ``what``, the first real error
     line and the log's path; a full disk, a program that is not there and one that exceeds ``limits`` raise
-    MissingError. An interrupt kills all that the command started before it goes on.
+    MissingError, the last one ExcessError. An interrupt kills all that the command started before it goes on.
     """
     arguments = [os.fspath(part) for part in command]
     with (
@@ -123,7 +123,7 @@ def run(
         if limits and child.returncode and TOO_LARGE.search(heard):
             excess = limits.too_large
         if excess:
-            raise MissingError(f"{what}: ended, because {excess}\n  log: {log}")
+            raise ExcessError(f"{what}: ended, because {excess}\n  log: {log}")
         stdout.seek(0)
         output = stdout.read(MOST)
         sink.write(output)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 OLDEST_GLIBC = "2.28"
 """Of torch and of the packages chosen: manylinux_2_28."""
+_LIBRARY_LIMIT, _STATUS_LIMIT, _RECORD_LIMIT = 64 << 20, 16 << 20, 16 << 20
+"""Bytes that are read of a base's C library, of its list of packages, and of the RECORD of one."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -142,8 +144,9 @@ def _c_library(tree: Path, architecture: str, name: str) -> tuple[str, bool]:
         musl = any(tree.glob("lib/ld-musl-*")) or any(tree.glob("usr/lib/ld-musl-*"))
         what = "its C library is musl" if musl else "it has no C library"
         raise UsageError(f"--base {name}: {what}: torch needs the GNU one (glibc)")
-    library = (_at(tree, f"{found}/libc.so.6") or tree).read_bytes()
-    release = re.search(rb"GNU C Library .* release version (\d+\.\d+)", library)
+    with (_at(tree, f"{found}/libc.so.6") or tree).open("rb") as library:
+        content = library.read(_LIBRARY_LIMIT)
+    release = re.search(rb"GNU C Library .{1,99} release version (\d{1,9}\.\d{1,9})", content)
     version = release[1].decode() if release else ""
     if version and Version(version) < Version(OLDEST_GLIBC):
         raise UsageError(f"--base {name}: its glibc is {version}: torch needs {OLDEST_GLIBC} or newer")
@@ -168,7 +171,7 @@ def _suite(tree: Path, glibc: str, name: str) -> str:
 def _release(tree: Path) -> dict[str, str]:
     """Return what the base's os-release(5) says."""
     path = _at(tree, "etc/os-release")
-    text = path.read_text(errors="replace") if path else ""
+    text = archives.file_text(path) if path else ""
     return dict(re.findall(r"""^([A-Z_]+)=["']?(.*?)["']?$""", text, re.MULTILINE))
 
 
@@ -247,10 +250,15 @@ def _hide(tree: Path, site: str, names: Collection[str], work: Path) -> list[Lay
             continue
         found.add(name)
         record = info / "RECORD"
-        rows = csv.reader(io.StringIO(record.read_text(errors="replace"))) if record.is_file() else ()
-        gone = [
-            archives.inside(tree, PurePosixPath(site, row[0])) for row in rows if row and ".." not in row[0]
-        ]
+        rows = csv.reader(io.StringIO(archives.file_text(record, _RECORD_LIMIT))) if record.is_file() else ()
+        try:
+            gone = {
+                archives.inside(tree, PurePosixPath(site, row[0]))
+                for row in rows
+                if row and ".." not in row[0]
+            }
+        except csv.Error as error:
+            raise UsageError(f"the base's {info.name}/RECORD cannot be read: {error}") from error
         for path in (*(path for path in gone if path.is_file() and path.parent != info), info):
             mark = hidden / path.relative_to(tree).with_name(f".wh.{path.name}")
             mark.parent.mkdir(parents=True, exist_ok=True)
@@ -289,5 +297,5 @@ def _packages(tree: Path, architecture: str) -> list[root.Package]:
         )
         for path in files
         if path.is_file() and path.suffix != ".md5sums"
-        for fields in deb_files.installed(path.read_text(errors="replace"))
+        for fields in deb_files.installed(archives.file_text(path, _STATUS_LIMIT))
     ]

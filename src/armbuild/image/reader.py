@@ -340,7 +340,10 @@ def _follow_links(members: dict[str, tarfile.TarInfo]) -> None:
             target = str(Path(name).parent / member.linkname) if member.issym() else member.linkname
             parts: list[str] = []
             for part in Path(target).parts:
-                parts = parts[:-1] if part == ".." else [*parts, part]
+                if part != "..":
+                    parts.append(part)
+                elif parts:
+                    parts.pop()
             if (linked := members.get("/".join(parts))) is not None:
                 members[name] = linked
 

@@ -46,11 +46,12 @@ def _licenses(package: str, tree: Path) -> list[str]:
     """
     place = f"usr/share/doc/{package}/copyright"
     path = archives.inside(tree, PurePosixPath(place))
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    text = archives.file_text(path) if path.is_file() else ""
     if "copyright-format/1.0" not in text.partition("\n\n")[0]:
         return [f"/{place}"]
     # debian.copyright finds the same names in 525 of 529 files, but takes 4 s for them instead of 0.1 s.
-    return sorted(set(re.findall(r"^License:[ \t]*(\S.*?)[ \t]*$", text, re.MULTILINE))) or [f"/{place}"]
+    names = {name.rstrip() for name in re.findall(r"^License:[ \t]*(\S.*)$", text, re.MULTILINE)}
+    return sorted(names) or [f"/{place}"]
 
 
 def python_components(tree: Path) -> Iterator[Component]:
@@ -58,7 +59,7 @@ def python_components(tree: Path) -> Iterator[Component]:
     for path in sorted(tree.rglob("*.dist-info/METADATA")):
         if path.is_symlink():
             continue
-        fields = email.parser.HeaderParser().parsestr(path.read_text(encoding="utf-8", errors="replace"))
+        fields = email.parser.HeaderParser().parsestr(archives.file_text(path))
         folder, _, version = path.parent.stem.rpartition("-")  # which a broken file leaves to say
         component = sbom.python_package(fields.get("Name") or folder, fields.get("Version") or version)
         expression, prose = fields.get("License-Expression"), fields.get("License", "").strip()

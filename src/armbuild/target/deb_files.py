@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+_CONTROL_LIMIT = 256 << 10
+"""Bytes of a package's control file; those of Debian stay far below."""
 MERGED = ("bin", "sbin", "lib")  # these folders are links into usr/ on every Debian since bookworm
 
 
@@ -28,17 +30,20 @@ def control(package: Path) -> dict[str, str]:
     with packages_of("build"):
         from debian.deb822 import Deb822  # noqa: PLC0415 - an audit does without this extra
 
-    texts: list[bytes] = []
+    text: bytes | None = None
 
     def take(tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        if member.isreg() and PurePosixPath(member.name) == PurePosixPath("control"):
-            texts.append(cast("IO[bytes]", tar.extractfile(member)).read(archives.TEXT_LIMIT))
+        nonlocal text
+        if text is None and member.isreg() and PurePosixPath(member.name) == PurePosixPath("control"):
+            if member.size > _CONTROL_LIMIT:
+                raise CheckFailed(f"its control file has {member.size} bytes")
+            text = cast("IO[bytes]", tar.extractfile(member)).read()
 
     _read(package, "--ctrl-tarfile", take)
-    if not texts:
+    if text is None:
         raise BuildError(f"{package.name} is damaged: it has no control file")
     try:
-        return dict(Deb822(texts[0]))
+        return dict(Deb822(text))
     except ValueError as error:
         raise BuildError(f"{package.name} is damaged: {error}") from error
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from armbuild.errors import MissingError, UsageError, packages_of
+from armbuild.errors import ExcessError, MissingError, UsageError, packages_of
 from armbuild.host import cache, limits, process
 from armbuild.target import deb_files
 
@@ -209,6 +209,8 @@ def download(
         ask = install if dependencies else ["download", *packages]
         try:
             _apt([*command, *ask], what, log, cwd=archives)
+        except ExcessError:
+            raise
         except MissingError:  # the lists name files that have been replaced since: read them again, once
             _update(apt, command, what, log)
             _apt([*command, *ask], what, log, cwd=archives)

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 import armisa
 from armbuild.artifact import variant
@@ -180,7 +180,7 @@ def check_version(described: Project) -> None:
     """Raise UsageError for a version that no wheel's name can hold."""
     try:  # None: the back end computes it
         Version(described.version or "0")
-    except InvalidVersion as error:
+    except ValueError as error:  # also for a number of too many digits
         raise UsageError(
             f"{described.folder / 'pyproject.toml'}: version {described.version!r}: {error}"
         ) from error

@@ -10,10 +10,11 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from armbuild.artifact import archives
 from armbuild.errors import UsageError
 from armbuild.host import process, pythons
 
@@ -32,6 +33,10 @@ KERNEL_TABLE = "src/armisa/data/kernels.toml"
 FREE_THREADING = "Programming Language :: Python :: Free Threading"
 RUST = frozenset({"maturin", "setuptools-rust", "puccinialin"})
 """Build requirements that compile Rust."""
+_LIMIT = 1 << 20
+"""Bytes of pyproject.toml and of PKG-INFO."""
+_LONGEST_NAME = 128
+"""Characters of a project's name, which folders and files have in theirs."""
 LEGACY_BACKEND = "setuptools.build_meta:__legacy__"
 
 
@@ -100,25 +105,43 @@ def read(folder: Path, origin: Origin | None = None) -> Project:
     listed = build_system.get("requires", ["setuptools>=40.8.0"])  # PEP 517's default
     if not isinstance(listed, list):
         raise UsageError(f"{path}: [build-system] requires must be a list")
+    called = str(project.get("name", stated.get("Name", _plain(folder.name))))
     try:
-        SpecifierSet(requires_python)
+        SpecifierSet(requires_python).contains("3")  # which alone reads its numbers
         requires = tuple(str(Requirement(item)) for item in listed)
-    except (InvalidSpecifier, InvalidRequirement, TypeError) as error:
+        name = canonicalize_name(called, validate=True)
+    except (ValueError, TypeError) as error:
         raise UsageError(f"{path}: {str(error).splitlines()[0]}") from error
+    if len(name) > _LONGEST_NAME:
+        raise UsageError(f"{path}: the project's name has more than {_LONGEST_NAME} characters")
     return Project(
         folder=folder,
-        name=canonicalize_name(str(project.get("name", stated.get("Name", _plain(folder.name))))),
+        name=name,
         version=str(project["version"]) if "version" in project else stated.get("Version"),
         backend=str(build_system.get("build-backend", LEGACY_BACKEND)),
         requires=requires,
         requires_python=requires_python,
-        tool=table.get("tool", {}),
+        tool=_tools(table, path),
         origin=origin,
         free_threading=any(
             str(line).startswith(FREE_THREADING)
-            for line in (*project.get("classifiers", ()), *stated.get_all("Classifier", ()))
+            for line in (*_classifiers(project, path), *stated.get_all("Classifier", ()))
         ),
     )
+
+
+def _tools(table: dict[str, Any], path: Path) -> dict[str, Any]:
+    tools = table.get("tool", {})
+    if not isinstance(tools, dict):
+        raise UsageError(f"{path}: [tool] must be a table")
+    return tools
+
+
+def _classifiers(project: dict[str, Any], path: Path) -> list[Any]:
+    listed = project.get("classifiers", [])
+    if not isinstance(listed, list):
+        raise UsageError(f"{path}: [project] classifiers must be a list")
+    return listed
 
 
 def _plain(folder: str) -> str:
@@ -129,7 +152,7 @@ def _plain(folder: str) -> str:
 def _package_info(folder: Path) -> email.message.Message:
     """Return what an sdist's own metadata says, where it has one."""
     path = folder / "PKG-INFO"
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    text = archives.file_text(path, _LIMIT) if path.is_file() else ""
     return email.parser.HeaderParser().parsestr(text)
 
 
@@ -173,6 +196,8 @@ def source_epoch(described: Project) -> int:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
+        if path.stat().st_size > _LIMIT:
+            raise UsageError(f"{path}: refused: it has more than {_LIMIT >> 20} MiB")
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from error

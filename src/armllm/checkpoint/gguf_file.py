@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+MAX_PARTS = 1000
 # general.architecture -> ours
 ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM",
@@ -75,6 +76,8 @@ class GGUFFile:
         count, number = positive(self.get("split.count")), positive(self.get("split.no"))
         if count <= 1:
             return []
+        if count > MAX_PARTS:
+            raise CheckpointError(f"{self.path} has {count:,} parts; no more than {MAX_PARTS:,} are taken")
         ending = f"-of-{count:05d}.gguf"
         stem = self.path.name.removesuffix(ending)[: -len("00001")]
         if number or self.path.name != f"{stem}00001{ending}":

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from armllm.checkpoint.gguf_blocks import BLOCKS
+from armllm.checkpoint.json_file import check_size
 from armllm.checkpoint.mapping import map_file
 from armllm.errors import CheckpointError
 
@@ -36,6 +37,7 @@ TYPES = {
     **dict(enumerate(("MXFP4", "NVFP4", "Q1_0"), 39)),
 }
 # Limits of what is read before anything is known of a file. Real headers stay below a quarter of each.
+MAX_BYTES = 1 << 50
 MAX_HEADER = 64 << 20  # bytes
 MAX_VALUES, MAX_TENSORS = 1 << 16, 1 << 16
 MAX_ITEMS = 4 << 20  # of an array
@@ -57,6 +59,7 @@ class GGUFHeader:
 
     def __init__(self, path: Path) -> None:
         try:
+            check_size(path, MAX_BYTES)
             self._data = map_file(path)
             self._place = 0
             self.values, self.tensors = self._parse()

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from armbuild.artifact import archives
+from armbuild.artifact import archives, limits
 from armbuild.errors import CheckFailed
 
 
@@ -84,6 +84,44 @@ def test_ordinary_extended_headers_are_read(tmp_path):
         assert (inner / name).stat().st_mode & 0o7777 == 0o755
     with (tmp_path / "a.tar").open("rb") as file, archives.open_tar(stream=file, mode="r|") as stream:
         assert [entry.name for entry in stream] == [name]
+
+
+@pytest.mark.parametrize("changes", [{"pax_headers": {"comment": "c" * 60_000}}, {"linkname": "d" * 3000}])
+def test_names_and_headers_of_gigabytes_are_refused_before_they_are_kept(tmp_path, monkeypatch, changes):
+    """A reader keeps them all, and a file of a megabyte can hold a gigabyte of equal ones."""
+    monkeypatch.setattr(limits, "_MOST_TEXT", 1 << 20)
+    path = tar(tmp_path / "a.tar.gz", *((f"f{i}", b"", changes) for i in range(400)))
+    (out := tmp_path / "out").mkdir()
+    with pytest.raises(CheckFailed, match="its names and headers have more than 1 MiB"):
+        archives.unpack_tar(path, out)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"name": "n" * 5000}, {"name": "n/" * 104}, {"linkname": "a/../" * 1000}]
+)
+def test_a_name_that_no_system_takes_is_refused(tmp_path, changes):
+    """To follow 60 KB of folders takes seconds for each entry."""
+    path = tar(tmp_path / "a.tar.gz", ("a", b"", {"type": tarfile.SYMTYPE, **changes}))
+    with pytest.raises(CheckFailed, match="too long a name, or has too long a link"):
+        archives.unpack_tar(path, tmp_path)
+
+
+def test_links_that_take_long_to_follow_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "_MOST_LINKS", 2)
+    for number, entries in enumerate(
+        ([("a", b"", link("b/../" * 60))], [(str(i), b"", link("b")) for i in range(3)])
+    ):
+        (out := tmp_path / f"out{number}").mkdir()
+        path = tar(tmp_path / "a.tar.gz", *entries)
+        with pytest.raises(CheckFailed, match=r"through more than 100 folders|it has more than 2 links"):
+            archives.unpack_tar(path, out)
+
+
+def test_a_file_that_was_unpacked_is_read_up_to_its_limit(tmp_path):
+    (tmp_path / "a").write_bytes(b"\xff" * 1024)
+    assert archives.file_text(tmp_path / "a", 1024) == "\ufffd" * 1024
+    with pytest.raises(CheckFailed, match="a: refused: it has more than 0 MiB"):
+        archives.file_text(tmp_path / "a", 1023)
 
 
 def test_links_of_a_source_archive_are_kept_where_they_stay_inside(tmp_path):
@@ -238,6 +276,14 @@ def put(content, at, form, *values):
     [
         (lambda content, *_: b"#!/bin/sh\n" + content, "10 bytes before 'a' belong to no file"),
         (lambda content, *_: content + b"more", "something stands behind the end"),
+        (
+            lambda content, *_: put(content, len(content) - 12, "<H", 1),
+            "the records at its end say otherwise",
+        ),
+        (
+            lambda content, *_: put(content, len(content) - 18, "<H", 1),
+            "the records at its end say otherwise",
+        ),
         (lambda content, first, *_: put(content, first + 18, "<I", 1), "the header of 'b' contradicts"),
         (lambda content, first, *_: put(content, first + 8, "<H", 0), "the header of 'b' contradicts"),
         (lambda content, first, *_: put(content, first, "<I", 0), "'b' has no header"),
@@ -254,6 +300,26 @@ def test_what_some_installers_read_otherwise_is_found(tmp_path, change, reason):
     path.write_bytes(second_file(path.read_bytes(), change))
     with archives.open_zip(path) as archive:
         assert reason in archives.unlisted(archive)
+
+
+@pytest.mark.parametrize("wrong", [None, 32, 40, 48, 64, 72, 84, 88, 92])
+def test_both_records_at_the_end_of_an_archive_lead_to_its_directory(tmp_path, wrong):
+    """Some readers take those of zip64 wherever they are, and some only where the others are full."""
+    path = zipped(tmp_path / "a.whl", {"a": b"x", "b": b"y"})
+    content = path.read_bytes()
+    end = content.rfind(b"PK\5\6")
+    _, _, _, count, size, start, _ = struct.unpack_from("<4H2IH", content, end + 4)
+    wide = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, start)
+    tail = bytearray(wide + struct.pack("<4sIQI", b"PK\6\7", 0, end, 1) + content[end:])
+    if wrong is not None:
+        tail[wrong] ^= 1
+    path.write_bytes(content[:end] + tail)
+    try:
+        with archives.open_zip(path) as archive:
+            found = archives.unlisted(archive)
+    except (*archives.BROKEN, CheckFailed):
+        found = "not read"
+    assert bool(found) == (wrong is not None)
 
 
 def test_a_second_name_and_a_folder_with_content_are_found(tmp_path):

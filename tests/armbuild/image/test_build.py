@@ -272,7 +272,8 @@ def test_a_bases_own_version_of_a_package_is_hidden_below_ours(tmp_path, world):
         f"{site}/numpy/__init__.py": "old",
         f"{site}/numpy/gone.py": "old",
         f"{site}/numpy-1.dist-info/METADATA": "Name: numpy",
-        f"{site}/numpy-1.dist-info/RECORD": "numpy/__init__.py,,\nnumpy/gone.py,,\n../../bin/f2py,,\n",
+        f"{site}/numpy-1.dist-info/RECORD": "numpy/__init__.py,,\n../../bin/f2py,,\n"
+        + "numpy/gone.py,,\n" * 2,
     }
     mine = {f"{site}/mine-1.dist-info/METADATA": "Name: mine", f"{site}/mine-1.dist-info/RECORD": ""}
     archive = small.write(tmp_path, {**BASE, **numpy, **mine, "usr/local/lib/bin/f2py": ""}, path="base.tar")

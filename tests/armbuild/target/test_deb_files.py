@@ -36,7 +36,10 @@ def test_absolute_links_stay_inside_the_root(path, target, link):
     assert deb_files.relative_link(PurePosixPath(path), target) == link
 
 
-def package(folder, members):
+FIELDS = b"Package: x\nVersion: 1\nArchitecture: arm64\nMaintainer: x\nDescription: short\n long\n .\n"
+
+
+def package(folder, members, fields=(FIELDS,)):
     """Write a .deb whose data archive holds ``members``: (name, content or link target, type)."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
@@ -52,10 +55,10 @@ def package(folder, members):
                 tar.addfile(info)
     control = io.BytesIO()
     with tarfile.open(fileobj=control, mode="w") as tar:
-        text = b"Package: x\nVersion: 1\nArchitecture: arm64\nMaintainer: x\nDescription: short\n long\n .\n"
-        info = tarfile.TarInfo("control")
-        info.size = len(text)
-        tar.addfile(info, io.BytesIO(text))
+        for text in fields:
+            info = tarfile.TarInfo("control")
+            info.size = len(text)
+            tar.addfile(info, io.BytesIO(text))
     parts = {"debian-binary": b"2.0\n", "control.tar": control.getvalue(), "data.tar": data.getvalue()}
     path = folder / "x_1_arm64.deb"
     with path.open("wb") as sink:
@@ -130,6 +133,13 @@ def test_control_fields_are_read_with_their_continuation_lines(tmp_path):
     found = deb_files.control(package(tmp_path, []))
     assert list(found) == ["Package", "Version", "Architecture", "Maintainer", "Description"]
     assert found["Description"] == "short\n long\n ."
+
+
+def test_one_control_file_of_a_usual_size_is_read(tmp_path):
+    """Thousands of them, or a million fields, would take gigabytes."""
+    assert deb_files.control(package(tmp_path, [], [FIELDS, b"Package: other\n"]))["Package"] == "x"
+    with pytest.raises(BuildError, match="its control file has 800000 bytes"):
+        deb_files.control(package(tmp_path, [], [b"a: b\n" * 160_000]))
 
 
 @pytest.mark.parametrize("content", [b"not a package", b"!<arch>\n", b"!<arch>\n" + b"x" * 60])

@@ -262,6 +262,7 @@ def test_an_archive_of_too_much_is_left(tmp_path, monkeypatch, most, without_end
             source=debian.Archive(uri=address, trusted=True), log=tmp_path / "log",
         )  # fmt: skip
     assert list(into.iterdir()) == []
+    assert (tmp_path / "log").read_text(errors="replace").count(" download thing\n") == bool(most), "once"
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 25 << 20
 
 

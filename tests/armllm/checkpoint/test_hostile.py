@@ -13,6 +13,7 @@ from tests.armllm.checkpoint.gguf_files import KINDS, write_gguf
 from tests.armllm.checkpoint.opening import open_checkpoint
 
 from armllm.checkpoint import gguf_header, json_file, safetensors_file, tokenizer_limits
+from armllm.checkpoint.gguf_file import GGUFFile
 from armllm.errors import CheckpointError
 from armllm.smoke.passages import MODEL
 
@@ -41,6 +42,20 @@ def test_a_pipe_or_a_device_in_place_of_a_file(folder, name):
     (folder / name).unlink()
     (folder / name).symlink_to("/dev/zero")
     refused(folder, name)
+
+
+def test_a_file_of_gguf_with_more_parts_than_there_are_files(tmp_path):
+    """To list them takes all memory; and a part may be a pipe."""
+    for count in (1 << 40, 2):
+        values = {b"split.count": count, b"split.no": 0}
+        header = b"".join(
+            struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 10, value) for key, value in values.items()
+        )
+        path = tmp_path / f"model-00001-of-{count:05d}.gguf"
+        path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, len(values)) + header)
+        os.mkfifo(tmp_path / f"model-00002-of-{count:05d}.gguf")
+        with pytest.raises(CheckpointError, match=r"has 1,099,511,627,776 parts; no more|is no regular file"):
+            GGUFFile(path)
 
 
 def change(path, **values):
