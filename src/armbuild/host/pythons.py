@@ -32,7 +32,7 @@ own = os.path.join(include, "pyconfig.h")
 arm = os.path.join(folder, "aarch64-linux-gnu", name, "pyconfig.h")
 found = os.path.isfile(os.path.join(include, "Python.h")) and os.path.isfile(own)
 # Debian's pyconfig.h includes the one of the machine compiled for, which is there only on that machine.
-usable = found and ("aarch64-linux-gnu" not in pathlib.Path(own).read_text() or os.path.isfile(arm))
+usable = found and ("<aarch64-linux-gnu/" not in pathlib.Path(own).read_text() or os.path.isfile(arm))
 print(json.dumps({
     "version": "%d.%d" % sys.version_info[:2] + ("t" if free else ""),
     "executable": os.path.abspath(sys.executable),

@@ -1,4 +1,5 @@
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,22 @@ def test_the_running_interpreter_is_found_with_its_headers():
     assert found == pythons.find(RUNNING)
     if found.include:
         assert (found.include / "Python.h").is_file()
+
+
+@pytest.mark.parametrize(
+    ("config", "serve"),
+    [
+        ('#define SOABI_PLATFORM "aarch64-linux-gnu"', True),
+        ("# include <aarch64-linux-gnu/python3.99/pyconfig.h>", False),
+    ],
+    ids=["headers of AArch64, which name their platform", "Debian's, which need a file of AArch64"],
+)
+def test_headers_serve_the_target_unless_they_include_what_is_not_there(tmp_path, monkeypatch, config, serve):
+    """A free-threaded Python of an AArch64 machine has no others."""
+    (tmp_path / "Python.h").touch()
+    (tmp_path / "pyconfig.h").write_text(config)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    assert pythons.find().include == (tmp_path if serve else None)
 
 
 @pytest.fixture

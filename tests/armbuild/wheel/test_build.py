@@ -1,5 +1,6 @@
 """Whole builds of small projects, one per back end; the wheels are imported under emulation."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,8 +12,9 @@ from tests.armbuild import cpp_runtime, wheels
 from tests.armbuild.plans import planned
 
 from armbuild.artifact import wheelfile
+from armbuild.audit import audit_path
 from armbuild.errors import BuildError, MissingError
-from armbuild.host import cache
+from armbuild.host import cache, pythons
 from armbuild.target import arm64_root, qemu, target_packages
 from armbuild.wheel import build, repair
 from armbuild.wheel.lanes import cross, local
@@ -30,8 +32,8 @@ def shared_cache(tmp_path_factory):
         yield
 
 
-def make(project, work):
-    plan = planned(project, lane="cross", output=work)
+def make(project, work, **settings):
+    plan = planned(project, lane="cross", output=work, **settings)
     built = build.build_wheel(plan, plan.pythons[0], work)
     return repair.repair_wheel(built, work).path
 
@@ -144,6 +146,64 @@ def test_a_project_of_each_back_end_runs_on_the_target(tmp_path, project, code, 
     assert "manylinux" in wheel.name
     assert wheelfile.mismatches(wheelfile.read(wheel)) == []
     assert under_emulation(wheel, code, tmp_path) == said
+
+
+def stand_in_for_free_threaded(folder):
+    """Debian's 3.15 with headers and build variables of a free-threaded one, which Debian does not have."""
+    found = pythons.obtain("3.15")
+    source = found.executable.parents[2]
+    shutil.copytree(source / "usr", folder / "usr", symlinks=True)
+    library = folder / "usr/lib/python3.15"
+
+    def change(path, *changes):
+        text = path.read_text()
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text)
+
+    (values,) = library.glob("_sysconfigdata__linux_*.py")
+    change(values, ("'Py_GIL_DISABLED': 0", "'Py_GIL_DISABLED': 1"), ("cpython-315-", "cpython-315t-"))
+    for name in ("_sysconfigdata_t_linux", "_sysconfigdata_t"):
+        link = library / values.name.replace("_sysconfigdata__linux", name)
+        link.unlink(missing_ok=True)
+        link.symlink_to(values.name)
+    config = folder / "usr/include/python3.15/pyconfig.h"
+    change(config, ("/* #undef Py_GIL_DISABLED */", "#define Py_GIL_DISABLED 1"))
+    for place in ("include", "lib"):
+        (folder / "usr" / place / "python3.15t").symlink_to("python3.15")
+    free = ("\nimport sys\n", "\nimport sys\nsys.abiflags = 't'\n")
+    change(library / "site.py", free, ('"python%d.%d"', '"python%d.%dt"'))
+    program = shutil.copy(found.executable, folder / "usr/bin/python3.15t")
+    change(program, (str(source), str(folder)), ('"$@"', '-X frozen_modules=off "$@"'))
+    return program.parent
+
+
+@pytest.mark.hours
+@pytest.mark.network
+@pytest.mark.emulated
+@pytest.mark.usefixtures("shared_cache")
+def test_a_wheel_for_the_next_python_runs_and_one_for_the_free_threaded_is_compiled_as_such(
+    tmp_path, monkeypatch
+):
+    """A minute, with packages of Debian's development release, which may be broken for some days."""
+    project = shutil.copytree(PROJECTS / "setuptools", tmp_path / "project")
+    (work := tmp_path / "ordinary").mkdir()
+    wheel = make(project, work, python=("3.15",), find=pythons.obtain)
+    assert wheel.name.startswith("fixture_setuptools-0.4-cp315-cp315-manylinux")
+    assert under_emulation(wheel, "import fixture_setuptools as f; print(f.answer())", work) == "42"
+
+    folder = stand_in_for_free_threaded(tmp_path / "free")
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    (source,) = project.glob("src/core.c")
+    source.write_text(source.read_text() + "#ifndef Py_GIL_DISABLED\n#error\n#endif\n")
+    (work := tmp_path / "work").mkdir()
+    wheel = make(project, work, python=("3.15t",))
+    assert wheel.name.startswith("fixture_setuptools-0.4-cp315-cp315t-manylinux")
+    assert wheelfile.mismatches(wheelfile.read(wheel)) == []
+    assert audit_path(wheel).errors == ()
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "fixture_setuptools/_core.cpython-315t-aarch64-linux-gnu.so" in names
 
 
 @pytest.mark.slow
