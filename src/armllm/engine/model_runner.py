@@ -17,6 +17,7 @@ from armllm.engine.memory import SHARE_FOR_KV_CACHE, readable
 from armllm.engine.messages import Message, adapter_of, as_message, read_bytes, written
 from armllm.engine.pipeline import FILLS, Pipeline, Room
 from armllm.engine.placement import torch_threads
+from armllm.engine.recorded_texts import RecordedTexts
 from armllm.engine.recording import RecordedDecode
 from armllm.engine.runner import Runner, StepInput
 from armllm.errors import MemoryLimitError, RequestError
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from armllm.engine.sequence import Sequence
     from armllm.kernels import KVCacheLayout
     from armllm.models import Model, Seeing, StagedModel
+    from armllm.models.encoder import Encoder
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +130,8 @@ class ModelRunner(Runner):
                 block_size=self.block_size,
                 slots=self.slots,
             )
+        alone = self._ranks is None and self._end is None
+        self.texts = RecordedTexts(cast("Encoder", self.model)) if model_config.is_encoder and alone else None
         leads = isinstance(self._end, Pipeline) or (self._ranks is not None and not self._ranks.rank)
         if self.slots is not None and leads:
             self.slots.on_fill = lambda slot, adapter: self._tell({FILLS: slot} | as_message(adapter))
@@ -338,7 +342,8 @@ class ModelRunner(Runner):
                     embedded = _embed(model, x)  # a branch, with nothing in the sum yet
                     states = embedded, torch.zeros_like(embedded)
                     return model.advance(states, x.token_ids, places, x.metadata, x.rows)[0]
-                return self.model(x.token_ids, places, x.metadata, x.rows)
+                found = None if self.texts is None else self.texts.run(x, places)
+                return self.model(x.token_ids, places, x.metadata, x.rows) if found is None else found
         with self._threads(len(x) * self.model_config.vocab_size):
             return self.model.logits(x)
 

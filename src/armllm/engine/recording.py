@@ -65,10 +65,11 @@ FUNCTIONS = frozenset(
                 "detach",
             ),
             *("bmm", "mean", "select", "sqrt", "tanh"),
-            *("alias", "div", "eq", "expand", "flatten", "gather", "gt", "index_select", "linear"),
+            *("alias", "contiguous", "div", "eq", "expand", "flatten", "gather", "gt", "index_select"),
+            *("linear", "unsqueeze", "view"),
             *("masked_fill", "mul", "pad", "relu", "reshape", "scatter", "slice", "zeros_like"),
             *("round", "rsub", "sigmoid", "silu", "softmax", "split", "split_with_sizes", "sub", "sum", "to"),
-            *("ones_like", "topk", "unsqueeze", "view"),
+            *("ones_like", "topk"),
         )
     }
 )

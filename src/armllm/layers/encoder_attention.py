@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,6 +12,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from armllm import kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
 
 BLOCK_SIZE = 16  # the smallest: short sequences leave little of a block empty
 
@@ -36,18 +43,19 @@ class EncoderAttention:
         layout = kernels.kv_cache_layout(
             query.dtype, num_kv_heads=self.num_heads, head_dim=query.shape[2], block_size=BLOCK_SIZE
         )
-        _scratch.describe(query_start_loc)
-        cache = _scratch.cache(layout)
-        kernels.write_kv_cache(key, value, cache, layout, _scratch.slots)
+        scratch = _current.scratch
+        scratch.describe(query_start_loc)
+        cache = scratch.cache(layout)
+        kernels.write_kv_cache(key, value, cache, layout, scratch.slots)
         out = torch.empty(query.shape, dtype=query.dtype)
         kernels.paged_attention(
             out,
             query,
             cache,
             layout,
-            _scratch.tables,
-            _scratch.starts,
-            _scratch.lens,
+            scratch.tables,
+            scratch.starts,
+            scratch.lens,
             self.head_dim**-0.5,
             sliding_window=self.window,
             bidirectional=True,
@@ -55,7 +63,7 @@ class EncoderAttention:
         return out[..., : self.head_dim]
 
 
-class _Scratch(threading.local):
+class Scratch:
     """A cache for the keys and values of one layer, and where the tokens of a step lie in it.
 
     Each layer fills it anew. starts, lens, tables, slots: as `kernels.paged_attention` takes them.
@@ -73,15 +81,9 @@ class _Scratch(threading.local):
         if self._given is query_start_loc:
             return
         self._given = query_start_loc
-        starts = query_start_loc.numpy().astype(np.int32)
-        lens = np.diff(starts)
-        counts = -(-lens // BLOCK_SIZE)
-        ends = counts.cumsum()
-        firsts, self.num_blocks = ends - counts, int(ends[-1])
-        tables = firsts[:, None] + np.arange(counts.max())
-        slots = np.arange(starts[-1]) + np.repeat(firsts * BLOCK_SIZE - starts[:-1], lens)
-        self.starts, self.lens = torch.from_numpy(starts), torch.from_numpy(lens)
-        self.tables, self.slots = torch.from_numpy(tables.astype(np.int32)), torch.from_numpy(slots)
+        parts = _blocks(query_start_loc.numpy())
+        self.starts, self.lens, self.tables, self.slots = map(torch.from_numpy, parts)
+        self.num_blocks = int(self.tables[-1, 0]) + self.tables.shape[1]
 
     def cache(self, layout: kernels.KVCacheLayout) -> Tensor:
         """A cache that is large enough for the step."""
@@ -90,4 +92,68 @@ class _Scratch(threading.local):
         return self._cache
 
 
-_scratch = _Scratch()
+class FixedScratch(Scratch):
+    """The same for steps of so many ``sequences`` and ``tokens``, in places that stay.
+
+    ``caches``: by layout, for all such scratches; each holds steps of ``most`` tokens.
+    """
+
+    def __init__(
+        self, sequences: int, tokens: int, most: int, caches: dict[kernels.KVCacheLayout, Tensor]
+    ) -> None:
+        super().__init__()
+        self.starts = torch.zeros(sequences + 1, dtype=torch.int32)
+        self.lens = torch.zeros(sequences, dtype=torch.int32)
+        self.tables = torch.zeros(sequences, -(-tokens // BLOCK_SIZE), dtype=torch.int32)
+        self.slots = torch.zeros(tokens, dtype=torch.int64)
+        self._most = most
+        self._caches = caches
+
+    def describe(self, query_start_loc: Tensor) -> None:
+        """Nothing: `fill` has done it."""
+
+    def fill(self, query_start_loc: Tensor) -> None:
+        """Describe the next step."""
+        starts, lens, tables, slots = _blocks(query_start_loc.numpy())
+        self.starts.numpy()[:] = starts
+        self.lens.numpy()[:] = lens
+        self.tables.numpy()[:, : tables.shape[1]] = tables
+        self.slots.numpy()[:] = slots
+
+    def cache(self, layout: kernels.KVCacheLayout) -> Tensor:
+        """One that stays."""
+        if layout not in self._caches:
+            # each token may have a block, and the table of the last sequence be wider than it needs
+            self._caches[layout] = kernels.allocate_kv_cache(layout, 2 * self._most)
+        return self._caches[layout]
+
+
+def _blocks(query_start_loc: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.integer], ...]:
+    """Starts int32 ``[S + 1]``, lens int32 ``[S]``, tables int32 ``[S, blocks]``, slots int64 ``[T]``."""
+    starts = query_start_loc.astype(np.int32)
+    lens = np.diff(starts)
+    counts = -(-lens // BLOCK_SIZE)
+    firsts = counts.cumsum() - counts
+    tables = firsts[:, None] + np.arange(counts.max())
+    slots = np.arange(starts[-1]) + np.repeat(firsts * BLOCK_SIZE - starts[:-1], lens)
+    return starts, lens, tables.astype(np.int32), slots
+
+
+class _Current(threading.local):
+    """The scratch of this thread's steps."""
+
+    def __init__(self) -> None:
+        self.scratch = Scratch()
+
+
+_current = _Current()
+
+
+@contextlib.contextmanager
+def using(scratch: Scratch) -> Iterator[None]:
+    """Let steps within lie in this scratch."""
+    before, _current.scratch = _current.scratch, scratch
+    try:
+        yield
+    finally:
+        _current.scratch = before

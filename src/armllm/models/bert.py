@@ -96,7 +96,7 @@ class RobertaModel(BertModel):
             ends=(_token(reader, "bos_token_id", 0), _token(reader, "eos_token_id", 2)),
         )
 
-    def embed(self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def places_among(self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata) -> Tensor:
         """A padding token within a text takes no position: its row is that of its own number."""
         padding = self.config.position_offset - 1
         is_padding = token_ids == padding
@@ -106,7 +106,7 @@ class RobertaModel(BertModel):
             before = torch.cat([seen.new_zeros(1), seen])[starts[:-1]]
             skipped = seen - before.repeat_interleave(starts.diff())
             places = (places - skipped).masked_fill(is_padding, padding)
-        return super().embed(token_ids, places, metadata)
+        return places
 
 
 def _token(reader: ConfigReader, name: str, default: int) -> int:

@@ -178,10 +178,20 @@ class Encoder:
         del total_lens
         return positions + self.config.position_offset
 
+    def places_among(self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata) -> Tensor:  # noqa: ARG002
+        """What `places` gave, changed by which tokens there are; of most encoders nothing is."""
+        return places
+
     def __call__(
         self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
         """Final hidden states of ``rows``, or of all tokens."""
+        return self.encode(token_ids, self.places_among(token_ids, places, metadata), metadata, rows)
+
+    def encode(
+        self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None
+    ) -> Tensor:
+        """The same of places that `places_among` gave: the same operations, whatever the tokens are."""
         x = self.embed(token_ids, places, metadata)
         for layer in self.layers[:-1]:
             x = layer(x, metadata, rows=None)

@@ -151,7 +151,7 @@ class ModernBertModel(Encoder):
             places = rotary.rows(positions, total_lens)
         return places
 
-    def __call__(
+    def encode(
         self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
         """Final hidden states of ``rows``, or of all tokens."""

@@ -118,7 +118,7 @@ class RotaryEncoder(Encoder, abc.ABC):
         """Rows of the rotary table."""
         return self.rotary.rows(positions, total_lens)
 
-    def __call__(
+    def encode(
         self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
         """Final hidden states of ``rows``, or of all tokens."""

@@ -138,4 +138,4 @@ def prompts(seed, lengths=LENGTHS):
 
 
 def load(folder, **options):
-    return LLM(folder, dtype="float32", skip_tokenizer_init=True, **options)
+    return LLM(folder, skip_tokenizer_init=True, **{"dtype": "float32"} | options)
