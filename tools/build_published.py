@@ -39,7 +39,7 @@ For the last column the project's own tests ran there, too, by `--command`.
 
 The CPU time is that of all steps, with the import under QEMU. It was measured once, on a busy machine. A
 version or a date that is not shown was not noted. Rust's registry was not reachable: of the projects in Rust,
-only those with their crates inside were built.
+only those with their crates inside, or that build with [crates of Debian](../wheel.md#rust), became wheels.
 
 | project | version | back end | options | CPU, s | proven on | date | own tests on the core |
 | --- | --- | --- | --- | ---: | --- | --- | --- |
