@@ -38,7 +38,7 @@ QUESTIONS = [
 DEADLINE = 900  # seconds
 # Log-probabilities of the prompt.
 PROGRAM = """
-import json, sys
+import json, sys, torch
 from vllm import LLM, SamplingParams
 
 def main():
@@ -46,11 +46,10 @@ def main():
     llm = LLM(
         folder, dtype=sys.argv[4], max_model_len=64, enforce_eager=not compiled, skip_tokenizer_init=True
     )
-    [answer] = llm.generate(
-        [{"prompt_token_ids": tokens}],
-        SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0, detokenize=False),
-        use_tqdm=False,
-    )
+    sampling = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0, detokenize=False)
+    with torch.profiler.profile() as seen:
+        [answer] = llm.generate([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)
+    print("CALLED", *(event.key for event in seen.key_averages() if event.key.startswith("armllm::")))
     values = [entry[token].logprob for token, entry in zip(tokens[1:], answer.prompt_logprobs[1:])]
     print("RESULT", json.dumps(values))
 
@@ -178,6 +177,12 @@ def vllm(tmp_path_factory):
     return run
 
 
+def called(log):
+    """The operators of ours that were called."""
+    [line] = [line for line in log.splitlines() if line.startswith("CALLED")]
+    return set(line.split()[1:])
+
+
 def expected(model):
     with torch.inference_mode():
         scores = model(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
@@ -232,6 +237,8 @@ def test_weights_in_16_bits(make_checkpoint, tmp_path, vllm, case):
     found, log = vllm(tmp_path / "model", mode, "bfloat16", VLLM_LOGGING_LEVEL="DEBUG", ARMLLM_VLLM=parts)
     assert "vLLM keeps its own kernels" not in log
     assert built <= set(BUILT.findall(log))
+    if case == "llama":
+        assert called(log) >= {"armllm::rms_norm", "armllm::silu_and_mul", "armllm::rotary_embedding"}
     torch.testing.assert_close(found, wanted, rtol=0, atol=0.15)
 
 
