@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from armbuild.artifact.archives import BROKEN
@@ -14,7 +14,7 @@ from armbuild.image import reader, unpack
 
 if TYPE_CHECKING:
     import tarfile
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from armbuild.artifact.limits import Budget
@@ -64,27 +64,69 @@ class _Above:
         return "" in self.emptied
 
 
+@dataclass
+class _Links:
+    """The files of one layer, as its hard links have them: these stay when a layer above hides the file."""
+
+    files: set[str] = field(default_factory=set)
+    """What the layer has brought so far, but for folders."""
+    targets: dict[str, str] = field(default_factory=dict)
+    """Of each hard link, the file in the end."""
+    skipped: set[str] = field(default_factory=set)
+    """Files that were not looked at, since they are hidden."""
+    wanted: set[str] = field(default_factory=set)
+    """Files that have a name which is not hidden."""
+
+    def take(self, entry: tarfile.TarInfo, above: _Above) -> str:
+        """Note an entry; return what is wrong with it, empty for nothing."""
+        name, target = _name(entry.name), _name(entry.linkname)
+        if entry.islnk():
+            if target not in self.files:
+                return f"{entry.name!r}: a hard link to {entry.linkname!r}, which its layer does not have yet"
+            self.targets[name] = self.targets.get(target, target)
+            if not above.hides(name):
+                self.wanted.add(self.targets[name])
+        if not entry.isdir():
+            self.files.add(name)
+        return ""
+
+
 def _members(
     image: reader.ImageFile, manifest: reader.Manifest, budget: Budget, problems: list[str]
 ) -> Iterator[Member]:
-    """Yield the files of the highest layer first: what hides a file is known when that is met."""
+    """Yield the files of the highest layer first: what hides a file is known when that is met.
+
+    A layer is read again where a hard link keeps a hidden file.
+    """
     above = _Above()
     try:
         for layer in reversed(manifest.layers):
-            own = _Above()
+            own, links = _Above(), _Links()
             for tar, entry in image.entries(layer, budget):
-                if problem := _leads_out(entry):
+                if problem := _leads_out(entry) or links.take(entry, above):
                     problems.append(problem)
                     continue
                 member = _member(tar, entry, own)
-                if member is not None and not above.hides(member.name):
+                if member is not None and above.hides(member.name):
+                    links.skipped.add(member.name)
+                elif member is not None:
                     yield member
+            if hidden := links.wanted & links.skipped:
+                yield from _named(image.entries(layer, replace(budget, total=0, count=0, text=0)), hidden)
             above.hidden |= own.hidden
             above.emptied |= own.emptied
     except CheckFailed as error:
         raise BrokenArchive(str(error)) from error
     except BROKEN as error:
         raise BrokenArchive(f"not a readable OCI archive: {error}") from error
+
+
+def _named(
+    entries: Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]], names: Collection[str]
+) -> Iterator[Member]:
+    """Yield the files of a layer with these names."""
+    found = (_member(tar, entry, _Above()) for tar, entry in entries)
+    yield from (member for member in found if member is not None and member.name in names)
 
 
 def _leads_out(entry: tarfile.TarInfo) -> str:
@@ -97,9 +139,13 @@ def _leads_out(entry: tarfile.TarInfo) -> str:
     return ""
 
 
+def _name(path: str) -> str:
+    return path.removeprefix("./").strip("/")
+
+
 def _member(tar: tarfile.TarFile, entry: tarfile.TarInfo, own: _Above) -> Member | None:
     """Return a file of a layer; note in ``own`` what an entry hides (image-spec, layer.md, "Whiteouts")."""
-    name = entry.name.removeprefix("./").strip("/")
+    name = _name(entry.name)
     folder, _, base = name.rpartition("/")
     if base == ".wh..wh..opq":
         own.emptied.add(folder)

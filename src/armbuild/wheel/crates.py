@@ -5,24 +5,18 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import sys
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elftools.common.exceptions import ELFError
 
-from armbuild.artifact import archives, elffile
+from armbuild.artifact import archives, elffile, toml_file
 from armbuild.errors import CheckFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 LOCK = "Cargo.lock"
 LARGEST = 16 << 20
@@ -117,7 +111,7 @@ def _locked(sources: Path) -> Iterator[dict[str, Any]]:
         if not _is_ordinary(path):
             continue
         with contextlib.suppress(ValueError):  # of a vendored crate's tests, say: cargo reads its own
-            packages = tomllib.loads(path.read_text(encoding="utf-8")).get("package", [])
+            packages = toml_file.read(path, LARGEST).get("package", [])
             for package in packages if isinstance(packages, list) else ():
                 if isinstance(package, dict) and all(
                     isinstance(package.get(key), str) for key in ("name", "version")

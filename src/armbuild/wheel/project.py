@@ -6,7 +6,6 @@ import email.message
 import email.parser
 import os
 import re
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from armbuild.artifact import archives
+from armbuild.artifact import archives, toml_file
 from armbuild.errors import UsageError
 from armbuild.host import process, pythons
 
@@ -22,11 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from armbuild.wheel.fetch import Origin
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 EARLIEST = 315532800  # 1980-01-01, where the time of a zip member begins
 KERNEL_TABLE = "src/armisa/data/kernels.toml"
@@ -196,9 +190,6 @@ def source_epoch(described: Project) -> int:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _LIMIT:
-            raise UsageError(f"{path}: refused: it has more than {_LIMIT >> 20} MiB")
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path}: not valid TOML: {error}") from error
-    return table
+        return toml_file.read(path, _LIMIT)
+    except ValueError as error:
+        raise UsageError(f"{path}: not valid TOML, or too much of it: {error}") from error

@@ -186,6 +186,33 @@ def test_an_audit_tells_of_a_layer_that_leads_out(tmp_path, entry):
     assert any("leads out of the image" in error for error in report.errors), report.errors
 
 
+def hard(target):
+    return {"type": tarfile.LNKTYPE, "linkname": target}
+
+
+@pytest.mark.parametrize(
+    ("links", "above", "kept"),
+    [
+        ([("b", None, hard("./a"))], [(".wh.a", b"", {})], True),
+        ([("b", None, hard("a")), ("c", None, hard("/b"))], [(".wh.a", b"", {}), (".wh.b", b"", {})], True),
+        ([("d/b", None, hard("a"))], [(".wh.a", b"", {}), (".wh.d", b"", {})], False),
+        ([], [("a", b"other", {})], False),
+    ],
+)
+def test_an_audit_reads_a_hidden_file_that_has_another_name(tmp_path, links, above, kept):
+    """A hard link stays when a layer above hides the file, and leads to what nobody would have looked at."""
+    path = written(tmp_path, raw_layer(tmp_path, ("a", b"x", {}), *links), raw_layer(tmp_path, *above))
+    found = audit.audit_path(path, keep=lambda name: name == "a")
+    assert found.ok, found.errors
+    assert (found.texts.get("a") == b"x") == kept
+
+
+def test_an_audit_tells_of_a_hard_link_that_it_cannot_follow(tmp_path):
+    lower = raw_layer(tmp_path, ("a", b"x", {}))
+    found = audit.audit_path(written(tmp_path, lower, raw_layer(tmp_path, ("b", None, hard("a")))))
+    assert any("'b': a hard link to 'a', which its layer does not have" in error for error in found.errors)
+
+
 @pytest.mark.parametrize(
     "entries",
     [
