@@ -18,6 +18,8 @@ DROPPED = (  # zig's driver or its linker refuse these, and nothing is lost for 
     "-Wl,-Bsymbolic-functions",
     "-Wl,-z,noexecstack",
     "-Wl,-strip-",  # what is linked is stripped in any case
+    "-Wl,--push-state",  # around -latomic, as in the CMake files of Debian's Abseil
+    "-Wl,--pop-state",
     "-cpp",
     "--target=",  # the build scripts of crates name the target in Rust's way; it is known
 )

@@ -36,6 +36,8 @@ def test_gccs_cpu_options_become_zigs(given, expected):
         "-Wl,--exclude-libs,ALL",
         "-Wl,-Bsymbolic-functions",
         "-Wl,-strip-all",
+        "-Wl,--push-state,--as-needed",
+        "-Wl,--pop-state",
         "--target=aarch64-unknown-linux-gnu",
     ],
 )
