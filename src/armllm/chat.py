@@ -168,6 +168,7 @@ def find_template(folder: Path, settings: dict[str, Any], *, tools: bool) -> str
     path = folder / "chat_template.jinja"
     if path.is_file():
         check_size(path, LONGEST_TEMPLATE)
+        _check_link(path)
         try:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
@@ -189,6 +190,20 @@ def find_template(folder: Path, settings: dict[str, Any], *, tools: bool) -> str
             " plain completions"
         )
     return found
+
+
+def _check_link(path: Path) -> None:
+    """Refuse a template that is a link to any file of this machine, which clients could then read.
+
+    In the hub's cache, snapshots are links to files beside them.
+    """
+    home = path.parent.resolve()
+    if home.parent.name == "snapshots":
+        home = home.parents[1]
+    if not path.resolve().is_relative_to(home):
+        raise CheckpointError(
+            f"{path} is a link to {path.resolve()}, outside of the checkpoint: copy the file there"
+        )
 
 
 def _plain(message: Message) -> Message:

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from armllm import LLM, SamplingParams
-from armllm.chat import ChatTemplate
+from armllm.chat import ChatTemplate, find_template
 from armllm.errors import CheckpointError, RequestError
 
 CHATML = """{%- for message in messages %}
@@ -49,6 +49,24 @@ def with_template(base, tmp_path, template):
     folder = shutil.copytree(base, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(template)
     return folder
+
+
+def test_a_template_may_be_a_link_within_the_checkpoint_or_the_hub_s_cache_and_to_nothing_else(tmp_path):
+    """Else clients of a server could read a file of its machine, such as a key."""
+    folder = tmp_path / "models--a--b" / "snapshots" / "1"
+    folder.mkdir(parents=True)
+    blob = tmp_path / "models--a--b" / "blobs" / "2"
+    blob.parent.mkdir()
+    template = folder / "chat_template.jinja"
+    for target in (blob, folder / "own.jinja"):
+        target.write_text("x")
+        template.symlink_to(target)
+        assert find_template(folder, {}, tools=False) == "x"
+        template.unlink()
+    (tmp_path / "key").write_text("secret")
+    template.symlink_to("../../../key")
+    with pytest.raises(CheckpointError, match=r"is a link to .*/key, outside of the checkpoint"):
+        find_template(folder, {}, tools=False)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -33,6 +33,7 @@ OLDEST_GLIBC = "2.28"
 """Of torch and of the packages chosen: manylinux_2_28."""
 _LIBRARY_LIMIT, _STATUS_LIMIT, _RECORD_LIMIT = 64 << 20, 16 << 20, 16 << 20
 """Bytes that are read of a base's C library, of its list of packages, and of the RECORD of one."""
+DPKG = PurePosixPath("var/lib/dpkg")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -125,7 +126,7 @@ def _environment(manifest: reader.Manifest) -> dict[str, str]:
     return dict(item.split("=", 1) for item in listed if "=" in item)
 
 
-def _at(tree: Path, path: str) -> Path | None:
+def _at(tree: Path, path: str | PurePosixPath) -> Path | None:
     """Return the file or folder at ``path`` of the image, links followed as inside it; None without one."""
     found = archives.inside(tree, PurePosixPath(path))
     return found if found.exists() else None
@@ -249,7 +250,7 @@ def _hide(tree: Path, site: str, names: Collection[str], work: Path) -> list[Lay
         if name not in names:
             continue
         found.add(name)
-        record = info / "RECORD"
+        record = archives.inside(tree, PurePosixPath(info.relative_to(tree), "RECORD"))
         rows = csv.reader(io.StringIO(archives.file_text(record, _RECORD_LIMIT))) if record.is_file() else ()
         try:
             gone = {
@@ -263,7 +264,7 @@ def _hide(tree: Path, site: str, names: Collection[str], work: Path) -> list[Lay
             mark = hidden / path.relative_to(tree).with_name(f".wh.{path.name}")
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
-            shutil.rmtree(path) if path == info else path.unlink()
+            path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
     if not found:
         return []
     comment = f"base: without its own {', '.join(sorted(found))}"
@@ -285,7 +286,9 @@ def _content(tree: Path, architecture: str, digests: list[str]) -> content.Conte
 def _packages(tree: Path, architecture: str) -> list[root.Package]:
     """Return the Debian packages that the base says it has; none for other distributions."""
     release = _release(tree)
-    files = [tree / "var/lib/dpkg/status", *sorted((tree / "var/lib/dpkg").glob("status.d/*"))]
+    parts = _at(tree, DPKG / "status.d")
+    names = sorted(path.name for path in parts.iterdir()) if parts and parts.is_dir() else []
+    places = [DPKG / "status", *(DPKG / "status.d" / name for name in names if not name.endswith(".md5sums"))]
     return [
         root.Package(
             name=fields["Package"],
@@ -295,7 +298,7 @@ def _packages(tree: Path, architecture: str) -> list[root.Package]:
             suite=release.get("VERSION_CODENAME") or release.get("VERSION_ID", "unknown"),
             vendor=release.get("ID", "debian"),
         )
-        for path in files
-        if path.is_file() and path.suffix != ".md5sums"
+        for path in filter(None, (_at(tree, place) for place in places))
+        if path.is_file()
         for fields in deb_files.installed(archives.file_text(path, _STATUS_LIMIT))
     ]

@@ -33,6 +33,7 @@ def check(folder: Path) -> Path:
         raise UsageError(f"--with-model {folder}: not a whole model: there are no .safetensors files")
     for name in sorted(weights):
         _check_weights(folder / name)
+    _check_links(folder)
     return folder.resolve()
 
 
@@ -43,6 +44,22 @@ def files(folder: Path) -> list[Path]:
         for path in folder.rglob("*")
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
+
+
+def _check_links(folder: Path) -> None:
+    """Refuse a link out of the model, whose maker could have any file of this machine put into the image.
+
+    In the hub's cache, snapshots are links to files beside them.
+    """
+    home = folder.resolve()
+    if home.parent.name == "snapshots":
+        home = home.parents[1]
+    for path in files(folder):
+        if not path.resolve().is_relative_to(home):
+            raise UsageError(
+                f"--with-model {folder}: {path.relative_to(folder)} is a link to {path.resolve()}, outside of"
+                " the model: copy the model with `cp -rL`"
+            )
 
 
 def _shards(index: Path) -> set[str]:

@@ -57,7 +57,7 @@ def _licenses(package: str, tree: Path) -> list[str]:
 def python_components(tree: Path) -> Iterator[Component]:
     """Yield the Python distributions in ``tree``, with the licenses that they declare."""
     for path in sorted(tree.rglob("*.dist-info/METADATA")):
-        if path.is_symlink():
+        if path.is_symlink() or path.parent.is_symlink():  # it may lead to a file of this machine
             continue
         fields = email.parser.HeaderParser().parsestr(archives.file_text(path))
         folder, _, version = path.parent.stem.rpartition("-")  # which a broken file leaves to say

@@ -5,7 +5,8 @@ import struct
 import pytest
 from tests.armbuild.image import small
 
-from armbuild.errors import MissingError, UsageError
+from armbuild.artifact import archives
+from armbuild.errors import CheckFailed, MissingError, UsageError
 from armbuild.image import archive, base, root
 
 
@@ -146,6 +147,52 @@ def test_the_bill_begins_with_the_packages_of_the_base(tmp_path):
         ],
         "distroless": ["pkg:deb/debian/libc6@2.41-12?arch=arm64&distro=trixie"],
     }
+
+
+def test_links_of_a_base_do_not_lead_to_files_of_this_machine(tmp_path):
+    """Its bill would name what this machine has, and the build wait for a file that never ends."""
+    own = small.tree(
+        tmp_path / "own",
+        {
+            "status": "Package: mine\nStatus: install ok installed\nVersion: 1\n\n",
+            "status.d/libmine": "Package: libmine\nVersion: 1\n\n",
+            "mine-1.dist-info/METADATA": "Name: mine\nVersion: 1\n",
+            "mine-1.dist-info/RECORD": "a" * 200_000,  # more than a field of csv may have
+        },
+    )
+    packages = "usr/lib/python3/dist-packages"
+    links = {
+        "var/lib/dpkg/status": ("->", str(own / "status")),
+        "var/lib/dpkg/status.d": ("->", str(own / "status.d")),
+        f"{packages}/mine-1.dist-info": ("->", str(own / "mine-1.dist-info")),
+        f"{packages}/theirs-1.dist-info/METADATA": "Name: theirs\nVersion: 1\n",
+        f"{packages}/within-1.dist-info/RECORD": ("->", str(own / "mine-1.dist-info/RECORD")),
+    }
+    for number, listed in enumerate(("status", "status.d")):
+        files = {name: item for name, item in links.items() if listed == "status" or name[-6:] != "status"}
+        found = read(tmp_path / str(number), {**DEBIAN, **files})
+        assert [item["purl"] for item in found.content.components] == ["pkg:pypi/theirs@1"]
+    tree = small.tree(tmp_path / "tree", links)
+    (layer,) = base._hide(tree, packages, {"mine", "within", "theirs"}, tmp_path)
+    assert layer.comment == "base: without its own mine, theirs, within"
+    assert not list((tree / packages).iterdir())
+    assert len(list((own / "mine-1.dist-info").iterdir())) == 2
+
+
+@pytest.mark.parametrize("name", ["etc/os-release", "var/lib/dpkg/status", "var/lib/dpkg/status.d/x"])
+def test_what_a_base_says_of_itself_is_read_up_to_a_limit(tmp_path, monkeypatch, name):
+    """A file of spaces of any size takes no space in an archive."""
+    monkeypatch.setattr(base, "_STATUS_LIMIT", archives.TEXT_LIMIT)
+    place = name.rpartition("/")[2]
+    with pytest.raises(CheckFailed, match=rf"^{place}: refused: it has more than 4 MiB"):
+        read(tmp_path, {**DEBIAN, name: " " * (archives.TEXT_LIMIT + 1)})
+
+
+def test_the_record_of_a_base_s_package_is_read_up_to_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "_RECORD_LIMIT", 1 << 20)
+    tree = small.tree(tmp_path / "tree", {"site/a-1.dist-info/RECORD": " " * ((1 << 20) + 1)})
+    with pytest.raises(CheckFailed, match=r"^RECORD: refused: it has more than 1 MiB"):
+        base._hide(tree, "site", {"a"}, tmp_path)
 
 
 def test_a_base_is_called_by_its_reference_and_not_by_where_it_lies(tmp_path):

@@ -282,6 +282,23 @@ def test_a_truncated_download_of_weights_is_noticed(tmp_path):
         model.check(folder)
 
 
+def test_a_model_s_links_lead_to_the_hub_s_cache_and_nowhere_else(tmp_path):
+    """A stranger's checkpoint would put a file of this machine into the image."""
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "1"
+    snapshot.parent.mkdir(parents=True)
+    a_model(snapshot)
+    blob = tmp_path / "models--a--b" / "blobs" / "2"
+    blob.parent.mkdir()
+    (snapshot / "tokenizer.json").rename(blob)
+    (snapshot / "tokenizer.json").symlink_to("../../blobs/2")
+    assert model.check(snapshot) == snapshot
+    (tmp_path / "key").write_text("secret")
+    (snapshot / "more").mkdir()
+    (snapshot / "more/notes.txt").symlink_to(tmp_path / "key")
+    with pytest.raises(UsageError, match=r"more/notes\.txt is a link to .*/key, outside of the model"):
+        model.check(snapshot)
+
+
 def test_a_file_is_not_taken_for_a_missing_folder(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     with pytest.raises(UsageError, match=r"m\.gguf: not a folder: .* safetensors"):

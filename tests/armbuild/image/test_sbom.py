@@ -1,5 +1,6 @@
 import contextlib
 import json
+import time
 
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
@@ -7,8 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.armbuild.image import small
 
+from armbuild.artifact import archives
 from armbuild.errors import UsageError
 from armbuild.image import content, root, sbom
+
+SECONDS = 10  # of CPU time, where a fraction of one is usual
 
 
 def document(components):
@@ -59,6 +63,18 @@ def test_the_bill_of_materials_names_every_package_with_its_license(tmp_path):
     named = [{"license": {"name": name}} for name in ("Expat", "GPL-3+ with GCC exception")]
     assert by_name["libstdc++6"]["licenses"] == by_name["libgcc-s1"]["licenses"] == named
     assert by_name["libc6"]["licenses"] == [{"license": {"name": "/usr/share/doc/libc6/copyright"}}]
+
+
+def test_a_copyright_file_made_to_be_slow_is_read_at_once(tmp_path):
+    """It would catch a pattern whose time grows with the square of the spaces: hours for these."""
+    head = "Format: copyright-format/1.0\n\n"
+    half = archives.TEXT_LIMIT // 2 - len(head)
+    text = f"{head}License:{' ' * half}\n{'License: ' * (half // 9)}\nLicense: MIT\n"
+    small.tree(tmp_path, {"usr/share/doc/a/copyright": text})
+    before = time.process_time()
+    names = sbom._licenses("a", tmp_path)
+    assert time.process_time() - before < SECONDS
+    assert "MIT" in names
 
 
 def test_a_distribution_whose_metadata_are_broken_goes_by_its_folders_name(tmp_path):
