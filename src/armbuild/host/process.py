@@ -129,7 +129,8 @@ def run(
         sink.write(output)
         if child.returncode:
             sink.flush()
-            _fail(what, heard, output.decode(errors="replace"), log, status=child.returncode, error=error)
+            printed = output.decode(errors="replace")
+            _fail(what, heard, printed, log, env=env, status=child.returncode, error=error)
     return output.decode(errors="replace")
 
 
@@ -143,10 +144,21 @@ def _full_disk_is_named(what: str, log: Path) -> Iterator[None]:
         raise MissingError(_no_space(what, log)) from error
 
 
-def _no_space(what: str, log: Path, text: str = "") -> str:
+def _no_space(what: str, log: Path, text: str = "", env: Mapping[str, str] | None = None) -> str:
     found = FULL_PLACE.search(text)
-    place = (found[1] or found[2]) if found else log.parent
+    place = (found[1] or found[2]) if found else _full_folder(log, env)
     return f"{what}: no space left on the device that holds {place} (log: {log})"
+
+
+def _full_folder(log: Path, env: Mapping[str, str] | None) -> Path:
+    """Return the folder of a program's temporary files if that alone is full, else the one of its log."""
+    temporary = Path((os.environ if env is None else env).get("TMPDIR") or tempfile.gettempdir())
+    full = [
+        folder
+        for folder in (log.parent, temporary)
+        if folder.is_dir() and shutil.disk_usage(folder).free < FULL
+    ]
+    return full[0] if full else log.parent
 
 
 def latest_line() -> str:
@@ -314,12 +326,19 @@ def _with_cmake_reason(line: str, following: list[str]) -> str:
 
 
 def _fail(
-    what: str, heard: str, printed: str, log: Path, *, status: int, error: type[ArmbuildError]
+    what: str,
+    heard: str,
+    printed: str,
+    log: Path,
+    *,
+    env: Mapping[str, str] | None,
+    status: int,
+    error: type[ArmbuildError],
 ) -> NoReturn:
     heard, printed = COLOR.sub("", heard), COLOR.sub("", printed)
     text = heard + printed
     if NO_SPACE.search(text) or shutil.disk_usage(log.parent).free < FULL:
-        raise MissingError(_no_space(what, log, text))
+        raise MissingError(_no_space(what, log, text, env))
     reason = first_error(text, heard) if text.strip() else _describe(status)
     if (found := UNANSWERED.search(text)) and OFFLINE.search(found[2]):
         cause = found[2].strip().rpartition("\n")[2].partition(": ")[2]

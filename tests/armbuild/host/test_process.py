@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -308,6 +309,28 @@ def test_an_archive_that_does_not_answer_apt_is_named(tmp_path, said, named):
 def test_a_full_disk_has_the_place_that_a_program_names(tmp_path, said, named):
     with pytest.raises(MissingError, match=re.escape(f"that holds {named or tmp_path} (log: ")):
         process.run(["sh", "-c", 'echo "$0" >&2; exit 2', said], log=tmp_path / "log", what="it")
+
+
+@pytest.mark.parametrize("full", ["temporary", "log", "both"])
+def test_a_full_folder_of_temporary_files_is_named_and_not_the_one_of_the_log(tmp_path, monkeypatch, full):
+    """Compilers and Python write there, and seldom say where they wrote."""
+    folders = {name: tmp_path / name for name in ("temporary", "log")}
+    for folder in folders.values():
+        folder.mkdir()
+    usage = shutil.disk_usage(tmp_path)
+    few = {str(folder) for name, folder in folders.items() if full in (name, "both")}
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: usage._replace(free=4096 if str(path) in few else 1 << 40)
+    )
+    said = "OSError: [Errno 28] No space left on device"
+    named = folders["log" if full == "both" else full]
+    with pytest.raises(MissingError, match=re.escape(f"that holds {named} (log: ")):
+        process.run(
+            ["sh", "-c", 'echo "$0" >&2; exit 1', said],
+            log=folders["log"] / "x.log",
+            what="it",
+            env={**os.environ, "TMPDIR": str(folders["temporary"])},
+        )
 
 
 @pytest.mark.parametrize(
