@@ -144,15 +144,12 @@ def answer_questions(
         answer: Callable[[Any], Any] | None = None
         for line in sys.stdin:
             limit = int(time.process_time()) + 1 + cpu_seconds
-            resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+            _limit(resource.RLIMIT_CPU, limit)
             question = json.loads(line)
             if answer is None:
-                resource.setrlimit(
-                    resource.RLIMIT_AS, (memory()[0] + (prepare_bytes or most_bytes), resource.RLIM_INFINITY)
-                )
+                _limit(resource.RLIMIT_AS, memory()[0] + (prepare_bytes or most_bytes))
                 reply, answer = prepare(question)
-                limit = memory()[0] + most_bytes
-                resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+                _limit(resource.RLIMIT_AS, memory()[0] + most_bytes, for_good=True)
             else:
                 reply = answer(question)
             print(json.dumps(reply), flush=True)
@@ -161,6 +158,13 @@ def answer_questions(
     thread = threading.Thread(target=answer_all)
     thread.start()
     thread.join()
+
+
+def _limit(kind: int, most: int, *, for_good: bool = False) -> None:
+    """Set a limit below the one that this process was started with, which cannot be raised."""
+    hard = resource.getrlimit(kind)[1]
+    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (soft, soft if for_good else hard))
 
 
 def _leave_others_the_cores() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from armllm.helper_process import HelperProcess, TiedProcess, python_module
 
 DEADLINE = 60.0
+PATTERNS = "armllm.checkpoint.patterns"
 
 
 def test_nothing_is_imported_from_the_current_folder(tmp_path):
@@ -31,7 +33,7 @@ def test_a_helper_answers_where_a_thousand_files_are_open(tmp_path):
     """It would catch select(), which takes no descriptor above 1023, and a helper that Ctrl-C ends."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
-    helper = HelperProcess("armllm.checkpoint.patterns", None)
+    helper = HelperProcess(PATTERNS, None)
     try:
         with contextlib.ExitStack() as files:
             for number in range(1100):
@@ -47,7 +49,7 @@ def test_a_helper_answers_where_a_thousand_files_are_open(tmp_path):
 def test_a_helper_whose_asker_is_gone_ends_without_a_word():
     """It would catch a traceback in the log of a server that is stopped while a grammar is compiled."""
     helper = subprocess.Popen(
-        python_module("armllm.checkpoint.patterns"),
+        python_module(PATTERNS),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -55,6 +57,16 @@ def test_a_helper_whose_asker_is_gone_ends_without_a_word():
     helper.stdout.close()
     _, said = helper.communicate(b'null\n["a", "a", false]\n', timeout=DEADLINE)
     assert (helper.returncode, said) == (-signal.SIGPIPE, b"")
+
+
+def test_a_helper_works_below_limits_that_it_cannot_raise():
+    """As on a cluster's login node: Python refuses to set a limit above the one that cannot be raised."""
+    most = 1 << 40
+    command = f"ulimit -v {most >> 10}; ulimit -t 1000; exec {shlex.join(python_module(PATTERNS))}"
+    done = subprocess.run(
+        ["sh", "-c", command], input='null\n["a", "a", false]\n', capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.split()[1:], done.stderr) == (["true"], "")
 
 
 def test_under_an_emulator_a_process_is_started_by_it(monkeypatch):

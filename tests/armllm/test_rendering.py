@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import pytest
 
 from armllm.errors import CheckpointError, RequestError
-from armllm.rendering import Renderer
+from armllm.rendering import COMPILE_BYTES, Renderer
 
 HELLO = [{"role": "user", "content": "Hello"}]
 DOUBLING = "{% set ns = namespace(v=V) %}{% for i in range(99) %}{% set ns.v = ns.v OP ns.v %}{% endfor %}"
@@ -44,6 +47,15 @@ def test_memory_is_limited_and_the_next_conversation_is_rendered(kind):
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 300
     assert template.render(HELLO * 2) == "fine"
+
+
+def test_constants_of_a_template_are_not_kept_in_a_gigabyte():
+    """Jinja computes them when it compiles, and keeps them as long as the server runs."""
+    template = renderer("{{ [[1]] | tojson(indent=1000000000) }}")
+    pages = Path(f"/proc/{template._process._process.pid}/statm").read_text().split()
+    assert int(pages[1]) * resource.getpagesize() < COMPILE_BYTES
+    with pytest.raises(RequestError, match="the chat template"):
+        template.render(HELLO)
 
 
 @pytest.mark.slow  # three seconds of CPU time

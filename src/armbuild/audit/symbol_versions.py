@@ -92,5 +92,7 @@ if __name__ == "__main__":
         (resource.RLIMIT_AS, MEMORY + MEMORY_PER_BYTE * Path(sys.argv[2]).stat().st_size),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(kind, (limit, limit))
+        hard = resource.getrlimit(kind)[1]  # which cannot be raised
+        most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (most, most))
     print(json.dumps(check(Path(sys.argv[2]), frozenset(sys.argv[4:]), sys.argv[3])))

@@ -2,6 +2,7 @@
 
 import struct
 import subprocess
+import sys
 
 import pytest
 from elftools.elf.elffile import ELFFile
@@ -32,6 +33,17 @@ def test_versions_and_libraries_are_those_of_the_files(tmp_path, shared_object):
     assert verdict is not None
     assert verdict.name.startswith("manylinux_2_")
     assert "GLIBC_2.2.5" in verdict.versions["libc.so.6"]
+    assert errors == []
+
+
+def test_the_audit_works_below_limits_that_it_cannot_raise(tmp_path, monkeypatch, shared_object):
+    """As on a cluster's login node: Python refuses to set a limit above the one that cannot be raised."""
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nulimit -t {policy.SECONDS - 1}\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    verdict, errors, _ = found(tmp_path, shared_object)
+    assert verdict is not None
     assert errors == []
 
 
