@@ -106,9 +106,10 @@ def _read_index(path: Path) -> dict[str, str]:
     if not files:
         raise CheckpointError(f"{path} lists no tensors")
     for file_name in files.values():
-        if Path(file_name).name != file_name or not file_name.endswith(".safetensors"):
+        plain = Path(file_name).name == file_name and file_name.isprintable()
+        if not plain or not file_name.endswith(".safetensors"):
             raise CheckpointError(
-                f"{path} names {file_name!r}, which is not a safetensors file in the same folder"
+                f"{path} names {file_name!r:.200}, which is not a safetensors file in the same folder"
             )
     return files
 

@@ -52,7 +52,9 @@ class SafetensorsFile:
                 self._data = map_file(path)
         except (FileNotFoundError, CheckpointError):
             raise
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
+        except OSError as error:
+            raise CheckpointError(f"{path!s:.500} can't be read: {error.strerror or error}") from None
+        except (ValueError, safetensors.SafetensorError) as error:
             raise CheckpointError(
                 f"{path} can't be read as safetensors ({error!s:.300}); {_advice(path)}"
             ) from None

@@ -157,11 +157,23 @@ def test_an_index_that_does_not_match_its_files_is_refused(sharded):
         '{"weight_map": {"a": "../evil.safetensors"}}',
         '{"weight_map": {"a": "model.bin"}}',
         '{"weight_map": {"a": null}}',
+        '{"weight_map": {"a": "/tmp/a.safetensors"}}',
+        '{"weight_map": {"a": "\\u0000.safetensors"}}',
+        '{"weight_map": {"a": "\\ud800.safetensors"}}',
+        '{"weight_map": {"a": "\\u001b[2J.safetensors"}}',
+        '{"weight_map": {"a": "' + "../" * 100_000 + '.safetensors"}}',
     ],
 )
 def test_a_broken_index_is_refused(sharded, content):
+    """Some of these names raise ValueError or UnicodeEncodeError where a file is opened."""
     (sharded / INDEX).write_text(content)
     refused(sharded, INDEX)
+
+
+def test_a_shard_whose_name_no_file_can_have_is_refused(sharded):
+    (sharded / INDEX).write_text(json.dumps({"weight_map": {"a": "x" * 300 + ".safetensors"}}))
+    with pytest.raises(CheckpointError, match="can't be read: File name too long"):
+        LLM(sharded, dtype="float32")
 
 
 def test_the_same_tensor_in_two_files_is_refused(single):

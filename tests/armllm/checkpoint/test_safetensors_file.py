@@ -72,6 +72,49 @@ def test_what_is_no_such_file_is_refused(tmp_path, content, words):
         SafetensorsFile(path)
 
 
+def test_a_link_to_itself_is_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.symlink_to(path.name)
+    with pytest.raises(CheckpointError, match="can't be read: Too many levels of symbolic links"):
+        SafetensorsFile(path)
+
+
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": ENTRY, "b": ENTRY},
+        {"a": ENTRY, "b": ENTRY | {"data_offsets": [4, 12]}},
+        {"a": ENTRY | {"data_offsets": [8, 16]}},
+        {"a": ENTRY | {"data_offsets": [-8, 0]}},
+        {"a": ENTRY | {"data_offsets": [8, 0]}},
+        {"a": ENTRY | {"data_offsets": [2**63, 2**63 + 8]}},
+        {"a": ENTRY | {"shape": [2**32, 2**32, 0]}},
+        '{"a": {"dtype": "F64", "dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+        '{"a": ' + json.dumps(ENTRY) + ', "\\u0061": ' + json.dumps(ENTRY | {"data_offsets": [0, 16]}) + "}",
+    ],
+    ids=["same", "overlap", "beyond", "negative", "reversed", "huge", "overflow", "twice", "escaped"],
+)
+@pytest.mark.parametrize("length", [None, 2**63, 2**64 - 1])
+def test_a_header_that_lies_about_its_tensors_is_refused(tmp_path, header, length):
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", length or len(text)) + text + bytes(8))
+    with pytest.raises(CheckpointError, match="can't be read as safetensors"):
+        SafetensorsFile(path)
+
+
+def test_of_a_tensor_that_a_header_names_twice_the_library_and_we_take_the_last(tmp_path):
+    """It would catch offsets that the library has not checked."""
+    other = ENTRY | {"shape": [9], "data_offsets": [0, 36]}
+    text = f'{{"a": {json.dumps(other)}, "a": {json.dumps(ENTRY)}}}'.encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
+    assert SafetensorsFile(path).read("a").tolist() == [0, 0]
+
+
 def test_a_type_that_no_weight_has_is_refused_when_it_is_read(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(2, dtype=torch.uint32)}, path)
