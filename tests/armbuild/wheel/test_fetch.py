@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from armbuild.errors import MissingError, UsageError
+from armbuild.errors import CheckFailed, MissingError, UsageError
 from armbuild.wheel import fetch, project
 
 INFO = b"Metadata-Version: 2.1\nName: Thing.Name\nVersion: 1.5\nRequires-Python: >=3.9\n"
@@ -54,6 +54,14 @@ def test_an_sdist_file_tells_name_version_and_python_itself(tmp_path, name):
     assert found.origin.sha256 == sha(path)
     described = project.read(found.folder, found.origin)
     assert (described.name, described.version, described.requires_python) == ("thing-name", "1.5", ">=3.9")
+
+
+def test_the_metadata_of_an_sdist_are_read_up_to_a_limit(tmp_path):
+    """A megabyte of fields takes Python's parser seconds, a gigabyte all memory."""
+    long = {"thing_name-1.5/PKG-INFO": INFO + b" " * (1 << 20), "thing_name-1.5/setup.py": b""}
+    found = fetch.locate(str(sdist(tmp_path, members=long)))
+    with pytest.raises(CheckFailed, match=r"^PKG-INFO: refused: it has more than 1 MiB"):
+        project.read(found.folder, found.origin)
 
 
 def test_the_date_of_an_sdist_is_its_newest_files(tmp_path, monkeypatch):

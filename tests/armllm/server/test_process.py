@@ -14,6 +14,7 @@ import pytest
 from tests.armllm.server.conftest import DEADLINE, wait_until
 
 from armllm.errors import RequestError
+from armllm.server import run
 from armllm.server.service import ServerOptions
 
 BODY = {"prompt": [7] * 20, "max_tokens": 900, "ignore_eos": True, "stream": True}
@@ -292,3 +293,26 @@ def test_wrong_prefixes_are_said_before_a_model_is_loaded(options, message):
         ServerOptions(served_model_names=("x",), **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "host", "address"),
+    [
+        ((), None, "127.0.0.1"),
+        (("secret",), None, "0.0.0.0"),  # noqa: S104 - with a key
+        ((), "::", "::"),
+        (("secret",), "127.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_without_a_key_a_server_is_there_for_its_own_machine_only(monkeypatch, keys, host, address):
+    class BoundError(Exception):
+        pass
+
+    def bound(asked, *_):
+        raise BoundError(asked)
+
+    monkeypatch.setattr(run, "bound", bound)
+    monkeypatch.setattr(run, "allow_many_connections", lambda: None)
+    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    with pytest.raises(BoundError, match=f"^{address}$"):
+        run.serve("x", {}, ServerOptions(served_model_names=("x",), api_keys=keys), host=host, port=0)
