@@ -45,7 +45,7 @@ SUMMARY = re.compile(
     re.IGNORECASE,
 )
 """What front ends say after the reason."""
-UNSOLVABLE = re.compile(r"(?m)^\s*(?:cause: )?(Because .*)$")
+UNSOLVABLE = re.compile(r"(?m)^[ \t]*(?:cause: )?(Because .*)$")
 """What uv says below "No solution found"."""
 NO_SPACE = re.compile(
     r"no space left on device|\bNoSpaceLeft\b|disk quota exceeded|have enough free space in", re.IGNORECASE
@@ -70,12 +70,15 @@ GIT = (
 )  # fmt: skip
 """How git is asked about a project: settings of a repository may name programs, for fetching too."""
 UNANSWERED = re.compile(
-    r"(?i)failed to (?:fetch:|download) `?(?:\w+://)?([^/\s`]+)\S*\n((?:\s*(?:cause|caused by): .*\n?)+)"
+    r"(?i)failed to (?:fetch:|download) `?(?:\w+://)?([^/\s`]+)(?:[/`]\S*)?\n"
+    r"((?:\s*(?:cause|caused by): .*\n?)+)"
 )
 """What uv says of a host, and below it why, the last reason in the end."""
-APT_UNANSWERED = re.compile(r"(?m)^[EW]: Failed to fetch \w+://([^/\s]+)\S*\s+(.*\S)")
+APT_UNANSWERED = re.compile(r"(?m)^[EW]: Failed to fetch \w+://([^/\s]+)(?:/\S*)?[ \t]+(\S.*)")
 """What apt says of a host, and why."""
 COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+LONGEST_LINE = 1000
+"""Characters of a line in which a place is looked for: the time grows with their square."""
 QUESTION_SECONDS = 120.0
 MOST = 64 << 20
 """The most bytes that are read of a program's output, which may have no end."""
@@ -145,7 +148,8 @@ def _full_disk_is_named(what: str, log: Path) -> Iterator[None]:
 
 
 def _no_space(what: str, log: Path, text: str = "", env: Mapping[str, str] | None = None) -> str:
-    found = FULL_PLACE.search(text)
+    lines = itertools.islice((line for line in text.splitlines() if NO_SPACE.search(line)), 10)
+    found = next(filter(None, (FULL_PLACE.search(line[-LONGEST_LINE:]) for line in lines)), None)
     place = (found[1] or found[2]) if found else _full_folder(log, env)
     return f"{what}: no space left on the device that holds {place} (log: {log})"
 

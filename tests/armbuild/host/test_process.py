@@ -311,6 +311,33 @@ def test_a_full_disk_has_the_place_that_a_program_names(tmp_path, said, named):
         process.run(["sh", "-c", 'echo "$0" >&2; exit 2', said], log=tmp_path / "log", what="it")
 
 
+def test_a_long_line_of_a_build_about_a_full_disk_is_read_at_once(tmp_path):
+    """It would catch a pattern whose time grows with the square of the line: hours for this one."""
+    said = "print(' /' + 'x' * 1_000_000 + '\\nno space left on device'); raise SystemExit(1)"
+    before = time.process_time()
+    with pytest.raises(MissingError, match="no space left"):
+        process.run(python(said), log=tmp_path / "log", what="it")
+    said = said.replace("\\n", " ")
+    with pytest.raises(MissingError, match="no space left"):
+        process.run(python(said), log=tmp_path / "log", what="it")
+    assert time.process_time() - before < 10
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (process.UNSOLVABLE, "\n" * 100_000),
+        (process.APT_UNANSWERED, "E: Failed to fetch http://a" + " " * 100_000),
+        (process.APT_UNANSWERED, "E: Failed to fetch http://" + "a" * 100_000),
+        (process.UNANSWERED, "failed to fetch: " + "a" * 100_000 + " "),
+    ],
+)
+def test_a_pattern_for_what_downloaders_say_takes_no_time_with_the_square_of_a_line(pattern, text):
+    before = time.process_time()
+    assert pattern.search(text) is None
+    assert time.process_time() - before < 10
+
+
 @pytest.mark.parametrize("full", ["temporary", "log", "both"])
 def test_a_full_folder_of_temporary_files_is_named_and_not_the_one_of_the_log(tmp_path, monkeypatch, full):
     """Compilers and Python write there, and seldom say where they wrote."""
