@@ -56,7 +56,6 @@ set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE BOTH)
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE BOTH)
 set(CMAKE_CROSSCOMPILING_EMULATOR "{bin}/run-target")
-set(PYBIND11_USE_CROSSCOMPILING ON CACHE BOOL "")
 """
 
 SOURCES_VARIABLE = "ARMBUILD_SOURCES"
@@ -74,11 +73,16 @@ endforeach()
 # Else CMake would take this machine's gfortran, whose objects are of this machine.
 NO_FORTRAN = 'set(CMAKE_Fortran_COMPILER_INIT "no-fortran-for-the-target")\n'
 # CMake's FindPython asks no interpreter for them when it cross-compiles. By force: scikit-build-core's
-# initial cache names the folder that the build machine's Python would use.
-PYTHON_HEADERS = """\
+# initial cache names the folder that the build machine's Python would use. pybind11 asks for the rest; what
+# it guesses instead is unknown outside of the folder that has its sources.
+PYTHON_SETTINGS = """\
 foreach(name PYTHON Python Python3)
   set(${{name}}_INCLUDE_DIR "{include}" CACHE PATH "" FORCE)
 endforeach()
+set(PYBIND11_USE_CROSSCOMPILING ON CACHE BOOL "")
+set(PYTHON_MODULE_EXTENSION "{suffix}")
+set(PYTHON_MODULE_DEBUG_POSTFIX "")
+set(PYTHON_IS_DEBUG OFF)
 """
 
 CROSS_FILE = """\
@@ -245,17 +249,17 @@ def make(
             raise MissingError(
                 f"{python.executable} cannot tell its build variables (its _sysconfigdata module)"
             )
-        for name in ("pkgconfig", "root", "sysconfig", "site"):
-            (folder / name).mkdir()
+        for part in ("pkgconfig", "root", "sysconfig", "site"):
+            (folder / part).mkdir()
         values = sysconfig_data.target_values(
             json.loads(answer), tools / "bin", headers[:1], triplet=compiler.triplet
         )
-        (folder / "sysconfig" / f"{sysconfig_data.name(compiler.triplet)}.py").write_text(
-            sysconfig_data.render(values)
-        )
+        name = f"{sysconfig_data.name(compiler.triplet)}.py"
+        (folder / "sysconfig" / name).write_text(sysconfig_data.render(values))
         opening = target_answers.write(folder, place, baseline, system, tools / "bin/run-target")
         (folder / "site/sitecustomize.py").write_text(SITECUSTOMIZE + opening)
-        _write_settings(folder, environment, headers[0] if headers else python.include)
+        include, suffix = headers[0] if headers else python.include, values["EXT_SUFFIX"]
+        _write_settings(folder, environment, PYTHON_SETTINGS.format(include=include, suffix=suffix))
 
     environment = CrossEnvironment(
         folder=place,
@@ -297,10 +301,10 @@ def _tools(compiler: Compiler, inputs: TargetInputs) -> Path:
     return cache.fill(cache.root() / "tools" / cache.digest(facts), fill)
 
 
-def _write_settings(folder: Path, environment: CrossEnvironment, include: Path | None) -> None:
+def _write_settings(folder: Path, environment: CrossEnvironment, for_python: str) -> None:
     """Write CMake's toolchain file, meson and its cross files into ``folder``, the environment's to be.
 
-    ``include`` has Python.h.
+    ``for_python`` is what the toolchain file says about Python.
     """
     place, system = environment.folder, environment.sysroot
     fortran = (environment.bin / "fortran").exists()
@@ -316,7 +320,7 @@ def _write_settings(folder: Path, environment: CrossEnvironment, include: Path |
         text += f'set(CMAKE_Fortran_COMPILER "{environment.bin / "fortran"}")\n'
     else:
         text += NO_FORTRAN
-    text += PYTHON_HEADERS.format(include=include)
+    text += for_python
     (folder / "toolchain.cmake").write_text(text)
     (folder / "config.site").write_text(CONFIG_SITE.format(triplet=environment.triplet))
     pkg_config = os.pathsep.join(map(str, system.pkg_config)) if system else str(place / "pkgconfig")

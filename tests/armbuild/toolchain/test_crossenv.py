@@ -14,7 +14,9 @@ from armbuild.wheel import hints
 
 def test_the_targets_headers_win_over_those_that_a_back_end_presets(tmp_path):
     """Debian's Python without its -dev package names a folder that is not there."""
-    (tmp_path / "toolchain.cmake").write_text(crossenv.PYTHON_HEADERS.format(include=tmp_path / "target"))
+    (tmp_path / "toolchain.cmake").write_text(
+        crossenv.PYTHON_SETTINGS.format(include=tmp_path / "target", suffix=".so")
+    )
     (tmp_path / "preset.cmake").write_text(
         "".join(
             f'set({name}_INCLUDE_DIR "/no/such/folder" CACHE PATH "" FORCE)\n'
@@ -43,7 +45,7 @@ def test_cmake_finds_python_by_its_interpreter_alone(tmp_path):
     include = sysconfig.get_path("include")
     (tmp_path / "toolchain.cmake").write_text(
         "set(CMAKE_SYSTEM_NAME Linux)\nset(CMAKE_SYSTEM_PROCESSOR aarch64)\n"
-        + crossenv.PYTHON_HEADERS.format(include=include)
+        + crossenv.PYTHON_SETTINGS.format(include=include, suffix=".so")
     )
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.26)\nproject(x NONE)\n"
@@ -61,6 +63,37 @@ def test_cmake_finds_python_by_its_interpreter_alone(tmp_path):
         check=True,
     )  # fmt: skip
     assert f"crossing: TRUE, headers: {include}" in done.stderr
+
+
+def test_a_project_with_pybind11s_sources_inside_knows_how_modules_are_called(tmp_path):
+    """pybind11 3.0 guesses it in its own folder's scope; without it the module's name has no end."""
+    (tmp_path / "toolchain.cmake").write_text(
+        "set(CMAKE_SYSTEM_NAME Linux)\nset(CMAKE_SYSTEM_PROCESSOR aarch64)\n"
+        + crossenv.PYTHON_SETTINGS.format(include="/target", suffix=".cpython-311-aarch64-linux-gnu.so")
+    )
+    (tmp_path / "pybind11").mkdir()
+    (tmp_path / "pybind11/CMakeLists.txt").write_text(
+        "if(CMAKE_CROSSCOMPILING AND PYBIND11_USE_CROSSCOMPILING)\n"
+        "  if(NOT DEFINED PYTHON_IS_DEBUG\n"
+        "     OR NOT DEFINED PYTHON_MODULE_EXTENSION\n"
+        "     OR NOT DEFINED PYTHON_MODULE_DEBUG_POSTFIX)\n"
+        "    set(PYTHON_MODULE_EXTENSION guessed)\n"
+        "  endif()\n"
+        'endif()\nmessage("inside: _core${PYTHON_MODULE_EXTENSION}")\n'
+    )
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.26)\nproject(x NONE)\nadd_subdirectory(pybind11)\n"
+        'message("outside: _core${PYTHON_MODULE_EXTENSION}")\n'
+    )
+    toolchain = f"-DCMAKE_TOOLCHAIN_FILE={tmp_path / 'toolchain.cmake'}"
+    done = subprocess.run(
+        [sys.executable, "-m", "cmake", "-G", "Ninja", toolchain, "-S", tmp_path, "-B", tmp_path / "build"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    module = "_core.cpython-311-aarch64-linux-gnu.so"
+    assert done.stderr.splitlines() == [f"inside: {module}", f"outside: {module}"]
 
 
 def test_cmake_knows_this_machine_though_uname_answers_for_the_target(tmp_path):
