@@ -25,6 +25,20 @@ def test_there_is_one_job_per_allowed_python_which_tests_on_every_core(project):
     assert len({job.name for job in found}) == len(found)
 
 
+def test_a_set_of_projects_becomes_one_list_in_which_each_has_its_own_pythons_and_cores(project, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "pyproject.toml").write_text(
+        '[project]\nname = "other"\nversion = "1"\nrequires-python = ">=3.14"\n'
+        '[tool.armbuild]\nimport = ["other"]\ncpu = ["cortex-a72"]\n'
+    )
+    found = matrix.jobs([project, other], {})
+    assert [(job.name, job.cpus) for job in found] == [
+        *((f"thing {version}", ("neoverse-n1", "max")) for version in ("3.12", "3.13", "3.14")),
+        ("other 3.14", ("cortex-a72",)),
+    ]
+
+
 def test_only_a_project_that_wants_no_test_has_jobs_that_say_so(tmp_path):
     """The job of a project that only forgot to name one says so in CI, where a wheel must be run."""
     (tmp_path / "setup.py").touch()
