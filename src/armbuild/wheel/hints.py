@@ -127,6 +127,10 @@ KNOWN = (
         CRATES,
     ),
     (
+        r"(?:library '|cannot find -l)quadmath\b",
+        "the build links libquadmath, which GCC does not have for AArch64: --patch that drops it",
+    ),
+    (
         r"Each download failed!|Failed to (?:connect to|clone|download)|Could not resolve host",
         OUT_OF_REACH,
     ),

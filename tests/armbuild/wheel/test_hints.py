@@ -42,6 +42,7 @@ from armbuild.wheel import hints
             "z is not among .* --with zlib1g-dev",
         ),
         ("ld: cannot find -lrare: No such file", "rare is not among .* --with the Debian package"),
+        ("ld: cannot find -lquadmath: No such file", "libquadmath, .* not have for AArch64: --patch"),
         ("-- Could NOT find ZLIB (missing: ZLIB_LIBRARY)", "--with zlib1g-dev"),
         (
             'File "/env/nanobind/stubgen.py", line 1760, in <module>\nModuleNotFoundError: No module named x',
