@@ -87,10 +87,10 @@ class Tokenizer:
             one, two = (self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
             if truncate_to is not None:
                 room = max(0, truncate_to - self._tokenizer.num_special_tokens_to_add(is_pair=True))
-                # as much as both have, or half each and what the other one leaves
-                left_length = min(len(one.ids), max(room - len(two.ids), (room + 1) // 2))
-                one.truncate(left_length)
-                two.truncate(min(len(two.ids), room - left_length))
+                # as transformers does: an odd token is the longer text's, of equal ones the second's
+                shorter, longer = (one, two) if len(one.ids) <= len(two.ids) else (two, one)
+                shorter.truncate(room // 2)
+                longer.truncate(room - len(shorter.ids))
             encoding = self._tokenizer.post_process(one, two)
         except BaseException as error:
             if not is_library_error(error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 
@@ -77,6 +78,18 @@ def test_long_texts_have_the_same_ids_as_their_tokenizer_gives(tokenizer_folder)
     assert ours.longest_token == max(len(token) for token in ours._tokenizer.get_vocab())
     with pytest.raises(RequestError, match="can't be tokenized"):
         ours.encode("\ud800" * (LONG_TEXT + 1))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_pair_loses_the_tokens_that_transformers_cuts(tokenizer_folder, tmp_path):
+    """Catches an odd token that goes to the wrong text."""
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    ours, theirs = Tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    texts = ["a", "four words are here", "a much longer text of many words and tokens"]
+    for first, second in itertools.product(texts, texts):
+        for most in range(2, 40):
+            wanted = theirs(first, second, truncation="longest_first", max_length=most)["input_ids"]
+            assert ours.encode_pair(first, second, truncate_to=most)[0] == wanted, (first, second, most)
 
 
 def test_sentence_transformers_makes_a_text_lower_case_first(tokenizer_folder, tmp_path):
