@@ -71,7 +71,7 @@ FAMILIES = {
     "LlamaForCausalLM": Family("llama", "llama"),
     "MiniCPM3ForCausalLM": Family("minicpm", "minicpm3"),
     "MiniCPMForCausalLM": Family("minicpm", "minicpm"),
-    "MinistralForCausalLM": Family("ministral", "ministral"),
+    "MinistralForCausalLM": Family("mistral", "ministral"),
     "MistralForCausalLM": Family("mistral", "mistral"),
     "MixtralForCausalLM": Family("mixtral", "mixtral"),
     "OPTForCausalLM": Family("opt", "opt"),
