@@ -123,7 +123,8 @@ def warn_of_prompt(folder: Path) -> None:
     prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
     if isinstance(prompt, str) and prompt:
         logger.warning(
-            "%s: sentence-transformers puts %.200r before each text by default; requests must send it",
+            "%s: sentence-transformers puts %.200r before each text by default; for the same embeddings"
+            " send it with each text",
             path,
             prompt,
         )
@@ -167,6 +168,8 @@ def read_modes(path: Path) -> tuple[str, ...]:
         active = [key for key, on in values.items() if key.startswith("pooling_mode_") and on is True]
         modes = [mode for key, mode in MODES.items() if key in active]
         supported = ", ".join(MODES)
+    if values.get("include_prompt") is False and modes != ["last"]:
+        logger.warning("%s: include_prompt is false, but the tokens of a prompt are pooled, too", path)
     if not modes or len(modes) != len(active):
         wanted = " and ".join(map(str, active)) or "no pooling"
         raise CheckpointError(f"{path} asks for {wanted:.200}; supported are {supported}")

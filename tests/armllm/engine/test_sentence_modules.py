@@ -192,6 +192,14 @@ def test_a_prompt_by_default_is_never_left_out_in_silence(folder, caplog, settin
     assert all(prompt in message for prompt, message in zip(warned, caplog.messages, strict=True))
 
 
+@pytest.mark.parametrize(("mode", "warned"), [("mean", True), ("lasttoken", False)])
+def test_tokens_of_a_prompt_are_not_pooled_in_silence(folder, caplog, mode, warned):
+    values = {"pooling_mode": mode, "include_prompt": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(values))
+    read(folder)
+    assert ("include_prompt is false" in caplog.text) is warned
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8])
 def test_weights_of_another_type(folder, dtype):
     save(folder, dtype)
