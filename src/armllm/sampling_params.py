@@ -344,7 +344,8 @@ class PoolingParams:
     - task: None or "embed", "classify" for the classes of a prompt, or "score" for that of a pair.
       "token_embed" makes a vector of each token, "token_classify" its classes, or its weight (BGE-M3).
       "embed&token_classify" is the embedding, and these weights behind it.
-    - second_segment: for encoders, the place of the first token of the second text of a pair.
+    - second_segment: for encoders, the place of the first token of the second text of a pair, as
+      `Tokenizer.encode_pair` returns it. `LLM.score` and `/score` set it themselves.
 
     vLLM's other parameters are accepted with the values of `NEUTRAL_POOLING`.
 

@@ -202,7 +202,7 @@ class LLM(WithReasons):
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         **neutral: Any,
     ) -> list[ClassificationRequestOutput]:
@@ -213,10 +213,9 @@ class LLM(WithReasons):
         """
         only_these(neutral, NEUTRAL)
         batch = as_batch(prompts)
-        params = dataclasses.replace(pooling_params or PoolingParams(), task="classify")
-        return [
-            as_classes(output) for output in self._run(batch, [params] * len(batch), None, use_tqdm, None)
-        ]
+        params = _one_each(batch, pooling_params or PoolingParams(), PoolingParams, "pooling_params")
+        params = [dataclasses.replace(one, task="classify") for one in params]
+        return [as_classes(output) for output in self._run(batch, params, None, use_tqdm, None)]
 
     def beam_search(
         self,

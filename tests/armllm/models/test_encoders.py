@@ -83,15 +83,14 @@ def test_the_second_text_of_a_pair_has_its_own_segment(tmp_path):
     config = random_config("BertForSequenceClassification", 0) | {"id2label": {"0": "score"}}
     model = save_reference(tmp_path, config)
     inputs, seconds = prompts(3), [1, 3, 12, 6, 63, 1, None]
-    params = [PoolingParams(task="score", use_activation=False, second_segment=second) for second in seconds]
-    llm = load(tmp_path)
-    outputs = llm._run(inputs, params, None, False, None)
+    params = [PoolingParams(use_activation=False, second_segment=second) for second in seconds]
+    outputs = load(tmp_path).classify(inputs, pooling_params=params, use_tqdm=False)
     for ids, second, output in zip(inputs, seconds, outputs, strict=True):
         types = torch.zeros(1, len(ids), dtype=torch.long)
         types[:, second if second is not None else len(ids) :] = 1
         with torch.inference_mode():
             wanted = model(torch.tensor([ids]), token_type_ids=types).logits[0]
-        torch.testing.assert_close(torch.tensor(output.embedding), wanted, rtol=0, atol=1e-4)
+        torch.testing.assert_close(torch.tensor(output.outputs.probs), wanted, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("scheme", ["int8"])
