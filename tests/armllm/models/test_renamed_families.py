@@ -9,8 +9,9 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.armllm.models.random_configs import head_dim_of, random_config
+from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
+from tests.armllm.models.rope_configs import head_dim_of
 
 from armllm import LLM
 
