@@ -172,7 +172,7 @@ def _describe(path: Path, commit: str) -> Entry:
         filename=path.name,
         name=canonicalize_name(wheel.name),
         version=wheel.version,
-        sha256=provenance.sha256(path),
+        sha256=cache.sha256(path),
         size=path.stat().st_size,
         requires_python=found[1].rstrip() if found else "",
         metadata_sha256=hashlib.sha256(metadata).hexdigest(),

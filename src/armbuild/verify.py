@@ -17,6 +17,7 @@ from armbuild.artifact.wheelfile import parse_name
 from armbuild.audit.archive import BrokenArchive
 from armbuild.audit.opening import kind_of
 from armbuild.errors import CheckFailed, UsageError, one_line
+from armbuild.host import cache
 from armbuild.image import claims, installed
 from armbuild.image.entrypoint import SBOM
 from armbuild.wheel import provenance, signature
@@ -182,7 +183,7 @@ def _subject(path: Path, statement: Mapping[str, Any]) -> Iterator[str]:
         yield f"it is of {len(others) + 1} files, not of this one alone"
     if subject["name"] != path.name:
         yield f"it is of {subject['name']}"
-    found = provenance.sha256(path)
+    found = cache.sha256(path)
     if subject["digest"]["sha256"] != found:
         yield f"it is of other bytes: sha256 {subject['digest']['sha256']}, the file has {found}"
 

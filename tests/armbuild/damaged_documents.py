@@ -23,6 +23,7 @@ from tests.armbuild.image import small
 from tests.armbuild.wheel import sigstore_services
 
 from armbuild import audit, index, verify
+from armbuild.host import cache
 from armbuild.image import claims, reader, unpack
 from armbuild.image.entrypoint import FACTS, SBOM
 from armbuild.wheel import provenance, signature
@@ -101,7 +102,7 @@ def image_documents(random, folder):
     statement = {
         "_type": provenance.STATEMENT, "predicateType": provenance.PREDICATE,
         "subject": [
-            {"name": path.name, "digest": {"sha256": provenance.sha256(path)}},
+            {"name": path.name, "digest": {"sha256": cache.sha256(path)}},
             {"name": "linux/arm64", "digest": {"sha256": "0" * 64}},
         ],
         "predicate": {"buildDefinition": {"resolvedDependencies": parts}},

@@ -18,6 +18,7 @@ from tests.armbuild.damaged_documents import Token
 from tests.armbuild.wheel import sigstore_services
 
 from armbuild.cli import main
+from armbuild.host import cache
 from armbuild.image import reader
 from armbuild.wheel import provenance, signature
 
@@ -33,7 +34,7 @@ def image_statement(path):
     statement = {
         "_type": provenance.STATEMENT, "predicateType": provenance.PREDICATE,
         "subject": [
-            {"name": path.name, "digest": {"sha256": provenance.sha256(path)}},
+            {"name": path.name, "digest": {"sha256": cache.sha256(path)}},
             *({"name": "x", "digest": {"sha256": digest.partition(":")[2]}} for digest in digests),
         ],
         "predicate": {"buildDefinition": {"resolvedDependencies": [{"uri": one} for one in bill]}},

@@ -28,6 +28,7 @@ import armisa.cpuinfo
 from armbuild import audit, index, verify
 from armbuild.artifact import symbols, wheelfile
 from armbuild.errors import ArmbuildError
+from armbuild.host import cache
 from armbuild.image import claims, reader, unpack
 from armbuild.target import deb_files
 from armbuild.wheel import fetch, project, provenance
@@ -240,7 +241,7 @@ def wheel_documents(random, folder):
         "thing-1.0.dist-info/sboms/armbuild.cdx.json": json.dumps(bill).encode(),
     }
     path = wheels.write(folder, "thing-1.0-py3-none-any.whl", files)
-    statement["subject"][0]["digest"]["sha256"] = provenance.sha256(path)
+    statement["subject"][0]["digest"]["sha256"] = cache.sha256(path)
     content = json.dumps(changed(random, statement)).encode()
     if random.random() < 0.3:
         content = damaged(random, content)

@@ -6,7 +6,7 @@ import stat
 from contextlib import ExitStack
 from typing import IO, TYPE_CHECKING
 
-from armbuild.artifact import archives
+from armbuild.artifact import archives, zip_records
 from armbuild.audit.archive import Archive, BrokenArchive, Member
 from armbuild.audit.names import Places, refusal
 from armbuild.errors import CheckFailed
@@ -24,7 +24,7 @@ def open_zip(path: Path) -> Archive:
         raise BrokenArchive(str(error)) from error
     except archives.BROKEN as error:
         raise BrokenArchive(f"not a readable zip archive ({error}): truncated, or not a wheel") from error
-    hidden = archives.unlisted(archive)
+    hidden = zip_records.unlisted(archive)
     problems = [f"not as installers read it: {hidden}"] if hidden else []
     members = []
     places = Places()

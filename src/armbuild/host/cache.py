@@ -84,6 +84,15 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def sha256(path: Path) -> str:
+    """Return a file's digest in hexadecimal digits."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
+
+
 @contextlib.contextmanager
 def lock(path: Path, *, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold the file ``path`` + ``.lock`` alone. Another process waits, after ``on_wait`` was called once.

