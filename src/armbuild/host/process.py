@@ -77,11 +77,13 @@ UNANSWERED = re.compile(
 APT_UNANSWERED = re.compile(r"(?m)^[EW]: Failed to fetch \w+://([^/\s]+)(?:/\S*)?[ \t]+(\S.*)")
 """What apt says of a host, and why."""
 COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-LONGEST_LINE = 1000
-"""Characters of a line in which a place is looked for: the time grows with their square."""
+LONGEST_LINE = 2000
+"""Characters of a line that are searched: the time grows with their square for some patterns."""
+MOST_SEARCHED = 8 << 20
+"""Bytes of a failed program's output that are searched: half at its beginning, half at its end."""
 QUESTION_SECONDS = 120.0
 MOST = 64 << 20
-"""The most bytes that are read of a program's output, which may have no end."""
+"""The most bytes that are read of a program's standard output, which may have no end."""
 FULL = 1 << 20  # bytes free: below this a tool that failed did so for want of space, whatever it says
 
 
@@ -121,8 +123,7 @@ def run(
         finally:
             _outputs.remove(outputs)
             _ended(child)
-        sink.seek(start)
-        heard = sink.read(MOST).decode(errors="replace").partition("\n")[2]  # the first line is our own
+        heard = _read_ends(sink, start).partition("\n")[2]  # the first line is our own
         if limits and child.returncode and TOO_LARGE.search(heard):
             excess = limits.too_large
         if excess:
@@ -149,7 +150,7 @@ def _full_disk_is_named(what: str, log: Path) -> Iterator[None]:
 
 def _no_space(what: str, log: Path, text: str = "", env: Mapping[str, str] | None = None) -> str:
     lines = itertools.islice((line for line in text.splitlines() if NO_SPACE.search(line)), 10)
-    found = next(filter(None, (FULL_PLACE.search(line[-LONGEST_LINE:]) for line in lines)), None)
+    found = next(filter(None, map(FULL_PLACE.search, lines)), None)
     place = (found[1] or found[2]) if found else _full_folder(log, env)
     return f"{what}: no space left on the device that holds {place} (log: {log})"
 
@@ -329,6 +330,32 @@ def _with_cmake_reason(line: str, following: list[str]) -> str:
     return f"{line.rstrip(':')}: {' '.join(reason[:3])}" if reason else line
 
 
+def read_log(log: Path) -> str:
+    """Return what of a log is searched for a reason, however much a program wrote."""
+    with log.open("rb") as file:
+        return _shortened(_read_ends(file, 0))
+
+
+def _read_ends(file: BinaryIO, start: int) -> str:
+    """Return what follows ``start``; of what is long, the beginning and the end."""
+    half = MOST_SEARCHED // 2
+    size = file.seek(0, os.SEEK_END)
+    file.seek(start)
+    found = file.read(half)
+    file.seek(max(start + len(found), size - half))
+    return (found + file.read(half)).decode(errors="replace")
+
+
+def _shortened(text: str) -> str:
+    """Return a text without colors, of which the middle is left out where it, or a line, is long."""
+    text = COLOR.sub("", _ends(text, MOST_SEARCHED))
+    return "".join(_ends(line, LONGEST_LINE) for line in text.splitlines(keepends=True))
+
+
+def _ends(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most // 2] + text[-most // 2 :]
+
+
 def _fail(
     what: str,
     heard: str,
@@ -339,7 +366,7 @@ def _fail(
     status: int,
     error: type[ArmbuildError],
 ) -> NoReturn:
-    heard, printed = COLOR.sub("", heard), COLOR.sub("", printed)
+    heard, printed = _shortened(heard), _shortened(printed)
     text = heard + printed
     if NO_SPACE.search(text) or shutil.disk_usage(log.parent).free < FULL:
         raise MissingError(_no_space(what, log, text, env))

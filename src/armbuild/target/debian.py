@@ -103,7 +103,7 @@ def ask(source: Archive, suite: str = "trixie") -> str:
                 limits=limits.DOWNLOAD,
             )
         except MissingError as error:
-            cause = re.search(r"(?m)^Err:.*\n\s+(.*\S)", (work / "ask.log").read_text(errors="replace"))
+            cause = re.search(r"(?m)^Err:.*\n\s+(.*\S)", process.read_log(work / "ask.log"))
             return f"{address}: {cause[1]}" if cause else str(error).splitlines()[0]
     return ""
 

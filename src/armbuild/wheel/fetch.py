@@ -129,7 +129,7 @@ def _resolved(requirement: Requirement, python: str, wanted: list[str]) -> Locat
                 limits=limits.DOWNLOAD,
             )
         except MissingError as error:
-            raise _unresolved(requirement, (work / "resolve.log").read_text()) or error from error
+            raise _unresolved(requirement, process.read_log(work / "resolve.log")) or error from error
         packages: list[dict[str, Any]] = tomllib.loads(lock.read_text()).get("packages", [])
     if not packages:
         raise UsageError(f"{requirement}: its marker is false for Python {python} on AArch64 Linux")
@@ -153,7 +153,7 @@ def _unresolved(requirement: Requirement, log: str) -> MissingError | None:
     if "was not found in the package registry" in found:
         folder = "no such folder or file here, and " if str(requirement) == requirement.name else ""
         return MissingError(f"{requirement}: {folder}no such project on the package index")
-    return MissingError(f"{requirement}: {found}")
+    return MissingError(f"{requirement}: {found:.1000}")
 
 
 def _downloaded(address: str, stated: str | None, wanted: list[str]) -> Located:

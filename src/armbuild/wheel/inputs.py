@@ -131,7 +131,7 @@ def _apply(item: Input, folder: Path, log: Path) -> None:
     try:
         process.run(command, log=log, what=f"git apply {item.name}", cwd=folder)
     except BuildError as error:
-        reasons = re.findall(r"(?m)^(?:error|fatal): (.*)$", log.read_text(errors="replace"))
+        reasons = re.findall(r"(?m)^(?:error|fatal): (.*)$", process.read_log(log))
         raise UsageError(
             f"--patch {item.path}: it does not apply to the sources: {reasons[0] if reasons else error}"
         ) from error

@@ -323,6 +323,18 @@ def test_a_long_line_of_a_build_about_a_full_disk_is_read_at_once(tmp_path):
     assert time.process_time() - before < 10
 
 
+@pytest.mark.parametrize("said", ["'x' * 30_000_000", "('x' * 99 + '\\n') * 300_000"])
+def test_of_a_long_output_the_beginning_and_the_end_are_searched(tmp_path, said):
+    """A link of an index page may have 30 MB, which uv repeats in its error: each pattern takes seconds."""
+    said = f"print('error: no ' + {said} + 'x is broken'); raise SystemExit(1)"
+    before = time.process_time()
+    with pytest.raises(BuildError, match=r"^it failed: error: no xxx"):
+        process.run(python(said), log=tmp_path / "log", what="it")
+    assert time.process_time() - before < 10
+    log = process.read_log(tmp_path / "log")
+    assert (log[:2], log[-12:], len(log) <= process.MOST_SEARCHED) == ("$ ", "x is broken\n", True)
+
+
 @pytest.mark.parametrize(
     ("pattern", "text"),
     [

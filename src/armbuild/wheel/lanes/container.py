@@ -218,7 +218,7 @@ def _run(
             env=environment,
         )
     except BuildError as error:
-        raise _explain(error, log.read_text(errors="replace"), container, python) from error
+        raise _explain(error, process.read_log(log), container, python) from error
     except BaseException:  # an interrupt ends cibuildwheel before it has removed its container
         _remove(container.engine, label)
         raise
