@@ -6,6 +6,7 @@ root whose links may lead anywhere.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import lzma
 import os
@@ -21,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from armbuild.artifact import zip_records
-from armbuild.artifact.limits import MAX_DEPTH, Budget, is_bomb
+from armbuild.artifact.limits import MAX_DEPTH, MAX_FILES, Budget, is_bomb
 from armbuild.errors import CheckFailed
 
 if sys.version_info >= (3, 14):
@@ -224,7 +225,7 @@ def walk(folder: Path) -> Iterator[Path]:
         waiting += [current / entry.name for entry in reversed(listed) if entry.is_dir(follow_symlinks=False)]
 
 
-def unpack_tar(path: Path, folder: Path) -> None:
+def unpack_tar(path: Path, folder: Path, most: int = MAX_FILES) -> None:
     """Lay a source archive's files, folders and links into the empty ``folder``, with their times.
 
     Nothing is written through a link and none leads outside: `tarfile`'s own filter looks at paths, which
@@ -232,19 +233,19 @@ def unpack_tar(path: Path, folder: Path) -> None:
     is damaged.
     """
     budget, links = Budget(path, path.stat().st_size), []
-    known: set[Path] = set()
+    known: dict[str, Path] = {}
     with open_tar(path) as tar:
         for entry in budget.entries(tar):
+            _check_count(path, budget.count, most)
             target = _free_place(folder, entry.name, known)
             if entry.isdir():
                 target.mkdir(exist_ok=True)
             elif entry.isreg():
-                if target.is_file() and not target.is_symlink():
-                    target.unlink()  # of two files with one name the last counts, as for tar
-                with target.open("xb") as sink:
+                with _new_file(target) as sink:
                     shutil.copyfileobj(cast("IO[bytes]", tar.extractfile(entry)), sink, 1 << 20)
-                target.chmod(entry.mode & 0o755 | 0o600)
-                os.utime(target, (entry.mtime, entry.mtime))
+                    sink.flush()
+                    os.fchmod(sink.fileno(), entry.mode & 0o755 | 0o600)
+                    os.utime(sink.fileno(), (entry.mtime, entry.mtime))
             elif entry.issym():
                 target.symlink_to(entry.linkname)
                 links.append(target)
@@ -260,21 +261,34 @@ def unpack_tar(path: Path, folder: Path) -> None:
         _check_link(folder, link)
 
 
-def _free_place(folder: Path, name: str, known: set[Path]) -> Path:
+def _new_file(target: Path) -> IO[bytes]:
+    """Open a file to be written; of two files with one name the last counts, as for tar."""
+    with contextlib.suppress(FileExistsError):
+        return target.open("xb")
+    if target.is_file() and not target.is_symlink():
+        target.unlink()
+    return target.open("xb")
+
+
+def _free_place(folder: Path, name: str, known: dict[str, Path]) -> Path:
     """Return where an entry goes, its folders made; CheckFailed where that is outside or behind a link.
 
-    ``known`` are folders that were met before: nothing takes their place.
+    ``known`` are folders that were met before, by the names in front of their entries': nothing takes their
+    place.
     """
-    parts = _inner_parts(name)
+    before, _, last = name.rpartition("/")
+    if before in known and last not in ("", ".", ".."):
+        return known[before] / last
+    *folders, last = _inner_parts(name)
     place = folder
-    for part in parts[:-1]:
+    for part in folders:
         place /= part
-        if place not in known:
-            if place.is_symlink():
-                raise CheckFailed(f"{name!r} is behind a link")
-            place.mkdir(exist_ok=True)
-            known.add(place)
-    return place / parts[-1]
+        if place.is_symlink():
+            raise CheckFailed(f"{name!r} is behind a link")
+        place.mkdir(exist_ok=True)
+    if name.endswith(f"/{last}"):
+        known[before] = place
+    return place / last
 
 
 def _inner_parts(name: str) -> list[str]:
@@ -300,9 +314,15 @@ def _check_link(folder: Path, link: Path) -> None:
             raise CheckFailed(f"{link.name!r} is a link that leads outside, or through another link")
 
 
-def unpack_zip(path: Path, folder: Path) -> None:
+def _check_count(path: Path, count: int, most: int) -> None:
+    if count > most:
+        raise CheckFailed(f"{path.name}: refused: it has more than {most} files")
+
+
+def unpack_zip(path: Path, folder: Path, most: int = MAX_FILES) -> None:
     """Lay a source archive's files into the empty ``folder``; raises as ``unpack_tar`` does."""
     with open_zip(path) as archive:
+        _check_count(path, len(archive.namelist()), most)
         for name in archive.namelist():
             _inner_parts(name)
         archive.extractall(folder)  # noqa: S202 - zipfile makes no links and keeps members inside

@@ -28,6 +28,8 @@ SDIST = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 PLATFORM = "aarch64-manylinux_2_28"
 _LONGEST = 255
 """Bytes of a file's name that Linux takes."""
+_MOST_FILES = 60_000
+"""Files and folders of an sdist. Each takes longer to make than to read."""
 LATEST = 4354732800
 """The first of January 2108, to which the dates of a zip archive do not reach."""
 
@@ -188,7 +190,7 @@ def _unpacked(file: Path, uri: str, wanted: list[str], stated: str | None = None
 def _unpack(file: Path, folder: Path) -> None:
     unpack = archives.unpack_zip if file.name.endswith(".zip") else archives.unpack_tar
     try:
-        unpack(file, folder)
+        unpack(file, folder, _MOST_FILES)
     except (*archives.BROKEN, CheckFailed) as error:
         if isinstance(error, OSError) and error.errno in archives.OF_THIS_MACHINE:
             raise

@@ -135,6 +135,17 @@ def test_a_bad_archive_is_refused_in_a_line_and_leaves_nothing(tmp_path, name, m
     assert not list((tmp_path / "cache").glob("sdists/*/setup.py"))
 
 
+@pytest.mark.parametrize("name", ["x-1.tar.gz", "x-1.zip"])
+def test_an_sdist_of_too_many_files_is_refused(tmp_path, monkeypatch, name):
+    """Some kilobytes would make hundreds of thousands of files, which takes minutes."""
+    monkeypatch.setattr(fetch, "_MOST_FILES", 10)
+    members = {f"x-1/{number}.py": b"" for number in range(10)}
+    path = sdist(tmp_path, name, {"x-1/setup.py": b"", **members})
+    with pytest.raises(UsageError, match="refused: it has more than 10 files"):
+        fetch.locate(str(path))
+    assert not [item for item in (tmp_path / "cache").rglob("*") if item.is_file() and item.suffix == ".py"]
+
+
 @pytest.mark.parametrize("end", ["gz", "xz", "bz2", "zip"])
 @pytest.mark.parametrize("content", [b"compressed " * 9000, os.urandom(1 << 17)], ids=["packed", "stored"])
 def test_a_bit_that_flipped_on_the_way_is_noticed(tmp_path, end, content):
