@@ -45,7 +45,7 @@ class Checkpoint:
             for name, file_name in listed.items():
                 if self._homes.get(name) != file_name:
                     raise CheckpointError(
-                        f"{folder / INDEX} says that {file_name} holds {name}, but it does not"
+                        f"{folder / INDEX} says that {file_name} holds {name:.100}, but it does not"
                     )
 
     def names(self) -> set[str]:
@@ -87,7 +87,7 @@ class Checkpoint:
         self._files[file_name] = file
         for name in file.names():
             if name in self._homes:
-                raise CheckpointError(f"tensor {name} is in {path} and in {self.where(name)}")
+                raise CheckpointError(f"tensor {name:.200} is in {path} and in {self.where(name)}")
             self._homes[name] = file_name
 
 

@@ -144,6 +144,9 @@ def test_an_index_that_does_not_match_its_files_is_refused(sharded):
         index["weight_map"]["model.norm.weight"] = "model-00002-of-00003.safetensors"
     path.write_text(json.dumps(index))
     refused(sharded, "model.norm.weight", "but it does not")
+    index["weight_map"] = {"x" * 100_000: "model-00001-of-00003.safetensors"}
+    path.write_text(json.dumps(index))
+    refused(sharded, "holds xxx", "but it does not")
 
 
 @pytest.mark.parametrize(
