@@ -75,6 +75,13 @@ class Fp8Product {
   int64_t size_, elements_, together_;
 };
 
+// Whether a product can read the rows where they lie.
+bool reads_in_place(const MatmulKernel& kernel, const MatmulArgs& a) {
+  const int64_t bytes = a.shape.in_features * static_cast<int64_t>(sizeof(float));
+  return kernel.takes_rows && a.x_stride == a.shape.in_features &&
+         kernel.activation_bytes(a.shape, 1) == bytes;
+}
+
 }  // namespace
 
 void check_weight(int bits, const WeightShape& shape) {
@@ -137,18 +144,20 @@ void matmul(const KernelTable& table, WeightForm form, Storage storage, const Ma
   thread_local Workspace workspace;
   const int threads = num_threads();
   MatmulArgs args = request;
-  const int64_t activation_bytes = ceil_div(kernel.activation_bytes(args.shape, args.rows), 64) * 64;
+  const bool in_place = reads_in_place(kernel, args);
+  const int64_t activation_bytes =
+      in_place ? 0 : ceil_div(kernel.activation_bytes(args.shape, args.rows), 64) * 64;
   const int64_t scratch_bytes = kernel.scratch_bytes(args.shape, args.rows);
   char* const memory = workspace.reserve(activation_bytes + threads * scratch_bytes);
   const ThreadScratch scratch{memory + activation_bytes, scratch_bytes};
-  args.activations = memory;
+  args.activations = in_place ? const_cast<void*>(args.x) : memory;
 
   // Whole tiles of any kernel, which some put in order faster than row by row.
   constexpr int64_t kRowsTogether = 32;
   const Ranges ranges(args.rows, args.shape.in_features, kProductElements, quantized ? 1 : kRowsTogether);
   const auto quantize = [&](int64_t item, int) {
     if (beside.norm != nullptr) beside.norm->run(ranges.begin(item), ranges.end(item));
-    kernel.quantize(args, ranges.begin(item), ranges.end(item));
+    if (!in_place) kernel.quantize(args, ranges.begin(item), ranges.end(item));
   };
   const ProductItems items(kernel, args.shape, args.rows, wanted_items(threads));
   const auto multiply_fp8 = [&](const MatmulArgs& a, int64_t tile_begin, int64_t tile_end,
@@ -164,7 +173,8 @@ void matmul(const KernelTable& table, WeightForm form, Storage storage, const Ma
                       activation == nullptr ? 0 : activation->elements_each, kSimpleElements);
   const auto activate = [&](int64_t item, int) { activation->run(chunks.begin(item), chunks.end(item)); };
   const Stage stages[] = {{ranges.count(), quantize}, {items.count(), multiply}, {chunks.count(), activate}};
-  parallel_stages(stages, activation == nullptr ? 2 : 3, threads);
+  const int first = in_place && beside.norm == nullptr ? 1 : 0, end = activation == nullptr ? 2 : 3;
+  parallel_stages(stages + first, end - first, threads);
 }
 
 }  // namespace armllm

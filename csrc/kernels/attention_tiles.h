@@ -9,7 +9,8 @@
 #if ARMLLM_LANES == 16
 inline constexpr int kAccumulators = 24, kRowTile = 8;
 #elif ARMLLM_LANES == 8
-inline constexpr int kAccumulators = 12, kRowTile = 6;
+// Of 16 registers, as many accumulators as hide the latency: with more, compilers spill some.
+inline constexpr int kAccumulators = 12, kRowTile = 4;
 #elif ARMLLM_LANES == 4
 inline constexpr int kAccumulators = 24, kRowTile = 8;
 #else

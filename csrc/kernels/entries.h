@@ -147,7 +147,8 @@
                                              0,                                                              \
                                              space::features_together<T>(),                                  \
                                              1,                                                              \
-                                             space::kPanelsOfTile};
+                                             space::kPanelsOfTile,                                           \
+                                             sizeof(T) == sizeof(float)};
 
 // Everything that the primitives of a target give.
 #define ARMLLM_ENTRIES_OF(T, suffix)                   \

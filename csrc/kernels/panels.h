@@ -64,6 +64,20 @@ ARMLLM_INLINE void add_products(const T* w, int64_t panel, const Quad (&four)[ro
   }
 }
 
+// The sums of whole panels become results: dense::put_sums from registers.
+template <class T, int count, int rows>
+ARMLLM_INLINE void put_whole(const MatmulArgs& a, int64_t first_row, int64_t column,
+                             const Vf (&sums)[count][rows][kVectors]) {
+  T* out = static_cast<T*>(a.out) + first_row * a.out_stride + column;
+  const T* const bias = a.bias == nullptr ? nullptr : static_cast<const T*>(a.bias) + column;
+  ARMLLM_UNROLL for (int r = 0; r < rows; ++r, out += a.out_stride) {
+    ARMLLM_UNROLL for (int i = 0; i < count * kVectors; ++i) {
+      const Vf sum = sums[i / kVectors][r][i % kVectors];
+      store(out + i * kLanes, bias == nullptr ? sum : add(sum, load(bias + i * kLanes)));
+    }
+  }
+}
+
 // `count` panels side by side.
 template <class T, int rows, int count>
 ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_t first_panel) {
@@ -82,6 +96,7 @@ ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_
     add_products<2>(w + 2 * kColumns, panel, four, sums);
   }
   const int64_t column = first_panel * kColumns, there = a.shape.out_features - column;
+  if (there >= count * kColumns && !a.float_rows) return put_whole<T>(a, first_row, column, sums);
   for (int r = 0; r < rows; ++r) {
     float row[count * kColumns];
     for (int i = 0; i < count * kVectors; ++i) store(row + i * kLanes, sums[i / kVectors][r][i % kVectors]);

@@ -318,6 +318,7 @@ struct MatmulKernel {
   int64_t features_together = 1;
   int64_t panels_of_row = 1;   // that a single row meets at a time, at most
   int64_t panels_of_tile = 1;  // that a tile of several rows does
+  bool takes_rows = false;     // its activations are x itself, where that has no padding
 
   int64_t decoded_bytes(const WeightShape& s, int64_t rows) const {
     if (s.values != Values::integers) {

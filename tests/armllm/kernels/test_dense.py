@@ -56,6 +56,22 @@ def test_a_row_is_the_same_beside_any_others(dtype, form):
 
 @FORMS
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_rows_without_a_gap_have_the_bits_of_rows_with_one(offset, dtype, form):
+    """Such rows of fp32 are read where they lie, on any boundary."""
+    out, x, weight, bias = problem(37, 160, 96, dtype)
+    weight = form(weight)
+    kernels.linear(out, x, weight, bias)
+    together = torch.empty(offset + x.numel(), dtype=dtype)[offset:].view(x.shape).copy_(x)
+    kept = together.clone()
+    other = torch.empty(37, 160, dtype=dtype)
+    kernels.linear(other, together, weight, bias)
+    assert torch.equal(other, out)
+    assert torch.equal(together, kept)
+
+
+@FORMS
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_no_features_leave_the_bias(dtype, form):
     out, bias = torch.empty(3, 20, dtype=dtype), torch.randn(20).to(dtype)
     kernels.linear(out, torch.empty(3, 0, dtype=dtype), form(torch.empty(20, 0, dtype=dtype)), bias)
