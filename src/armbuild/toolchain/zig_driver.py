@@ -23,6 +23,8 @@ DROPPED = (  # zig's driver or its linker refuse these, and nothing is lost for 
     "-cpp",
     "--target=",  # the build scripts of crates name the target in Rust's way; it is known
 )
+UNDEFINED = "-Wl,--undefined="
+"""zig knows this only by its short name; cargo-auditable names a symbol with it."""
 HOST_FOLDERS = re.compile(
     r"-[IL](?:/usr)?(?:/local)?/(?:include|lib|lib64)(?:/(?:x86_64|i386|riscv64|powerpc64le|s390x)-linux-gnu)?/?"
 )
@@ -113,6 +115,8 @@ def _translated(argument: str, *, links: bool, compiles: bool) -> list[str]:
     if argument.startswith(("-march=", "-mcpu=")):
         cpu = target_cpu(argument.partition("=")[2], architecture=argument.startswith("-march="))
         return [f"-mcpu={cpu}"]
+    if argument.startswith(UNDEFINED):
+        return [f"-Wl,-u,{argument.removeprefix(UNDEFINED)}"]
     return [argument]
 
 

@@ -46,6 +46,11 @@ def test_what_zigs_driver_refuses_is_dropped(dropped):
     assert dropped not in arguments("-c", "a.c", dropped)
 
 
+def test_a_symbol_that_must_stay_is_named_in_the_way_that_zig_knows():
+    """cargo-auditable names so what it adds to a library."""
+    assert "-Wl,-u,VERSIONS" in arguments("-shared", "a.o", "-Wl,--undefined=VERSIONS")
+
+
 def test_flags_of_the_plan_come_first_so_that_the_projects_own_win():
     result = arguments("-mcpu=neoverse-n1", "-c", "a.c", flags=["-mcpu=generic+sve"])
     assert result.index("-mcpu=generic+sve") < result.index("-mcpu=neoverse_n1")
