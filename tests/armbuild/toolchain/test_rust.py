@@ -76,11 +76,12 @@ def test_the_crates_that_are_compiled_are_recorded(world, tmp_path):
 
 
 def test_sccache_sees_the_whole_command_line_and_ccache_none(world, tmp_path):
-    program(tmp_path / "sccache", '#!/bin/sh\necho sccache "$@"\n')
+    program(tmp_path / "sccache", '#!/bin/sh\necho sccache "$@" "${ARMBUILD_LAUNCHER-alone}"\n')
     program(tmp_path / "ccache", "#!/bin/sh\nexit 1\n")
     (line,) = compiled(world, tmp_path, "--target", TARGET, ARMBUILD_LAUNCHER=str(tmp_path / "sccache"))
     assert line.startswith(f"sccache {world['RUSTC']} --target {TARGET} -C target-feature=")
     assert "--remap-path-prefix=" in line
+    assert line.endswith(" alone"), "its server would call itself when the linker asks who it is"
     assert compiled(world, tmp_path, "x", ARMBUILD_LAUNCHER=str(tmp_path / "ccache"))[0] == "x"
 
 
