@@ -32,7 +32,7 @@ from armbuild.cli import (
 from armbuild.cli.options import Quiet
 from armbuild.cli.progress import Progress
 from armbuild.errors import ArmbuildError, one_line
-from armbuild.host import process
+from armbuild.host import failure
 from armcli.groups import Program
 from armisa.errors import IsaError
 
@@ -154,7 +154,7 @@ def _full_folder() -> str:
     with suppress(ArmbuildError):
         folders.insert(1, str(root()))
     left = {shutil.disk_usage(folder).free: str(Path(folder).absolute()) for folder in reversed(folders)}
-    return f"a file in {left[min(left)]}" if min(left) < process.FULL else "a file"
+    return f"a file in {left[min(left)]}" if min(left) < failure.FULL else "a file"
 
 
 def _explain_system(error: OSError) -> str:

@@ -6,11 +6,9 @@ import atexit
 import contextlib
 import errno
 import functools
-import itertools
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,10 +16,10 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from armbuild.errors import ArmbuildError, BuildError, ExcessError, MissingError, UsageError, one_line
-from armbuild.host import family
+from armbuild.host import failure, family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,62 +27,14 @@ if TYPE_CHECKING:
 
     from armbuild.host.limits import Limits
 
-COMPILER_ERROR = re.compile(
-    r"(?:^|[\s:])(?:(?:fatal|internal compiler) )?error(?:\[[\w-]+\])?: ", re.IGNORECASE
-)
-LINKER_ERROR = re.compile(
-    r"undefined (?:reference|symbol)|cannot find -l|unable to find .*library", re.IGNORECASE
-)
-CMAKE_ERROR = re.compile(r"^CMake Error\b")
-EXCEPTION = re.compile(
-    r"^(?:  )?(?:[A-Za-z_][\w.]*\.)?\w*(?:Error|Exception|Failed|Exit|Warning|Interrupt)\b(?!\()"
-)
-SUMMARY = re.compile(
-    r"\berror: (?:command|subprocess|metadata-generation|the following arguments|failed building wheel"
-    r"|failed to build (?:one|installable))\b|^failed to build \S",
-    re.IGNORECASE,
-)
-"""What front ends say after the reason."""
-UNSOLVABLE = re.compile(r"(?m)^[ \t]*(?:cause: )?(Because .*)$")
-"""What uv says below "No solution found"."""
-NO_SPACE = re.compile(
-    r"no space left on device|\bNoSpaceLeft\b|disk quota exceeded|have enough free space in", re.IGNORECASE
-)
-FULL_PLACE = re.compile(
-    r"(?<![\w:/])(/[^/\s`'\":()][^\s`'\":()]*)[^\n/]*(?:no space left|disk quota)|free space in (/\S+[^\s.])",
-    re.IGNORECASE,
-)
-"""What a program could not write, where it says so: it may have a folder of its own."""
-TOO_LARGE = re.compile(r"received signal 25\b|file size limit exceeded", re.IGNORECASE)
-"""What apt and shells say of a child that wrote a larger file than it may (SIGXFSZ)."""
-OFFLINE = re.compile(
-    r"request failed after|error sending request|max retries exceeded"
-    r"|(?:could not|cannot|failed to) resolve host|name resolution|dns error"
-    r"|network is unreachable|connection refused|no route to host|failure resolving|could not connect",
-    re.IGNORECASE,
-)
-"""What downloaders say where there is no network."""
 GIT = (
     "env", "GIT_ALLOW_PROTOCOL=none", "git", "--no-optional-locks", "-c", "core.fsmonitor=false",
     "-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false",
 )  # fmt: skip
 """How git is asked about a project: settings of a repository may name programs, for fetching too."""
-UNANSWERED = re.compile(
-    r"(?i)failed to (?:fetch:|download) `?(?:\w+://)?([^/\s`]+)(?:[/`]\S*)?\n"
-    r"((?:\s*(?:cause|caused by): .*\n?)+)"
-)
-"""What uv says of a host, and below it why, the last reason in the end."""
-APT_UNANSWERED = re.compile(r"(?m)^[EW]: Failed to fetch \w+://([^/\s]+)(?:/\S*)?[ \t]+(\S.*)")
-"""What apt says of a host, and why."""
-COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-LONGEST_LINE = 2000
-"""Characters of a line that are searched: the time grows with their square for some patterns."""
-MOST_SEARCHED = 8 << 20
-"""Bytes of a failed program's output that are searched: half at its beginning, half at its end."""
 QUESTION_SECONDS = 120.0
 MOST = 64 << 20
 """The most bytes that are read of a program's standard output, which may have no end."""
-FULL = 1 << 20  # bytes free: below this a tool that failed did so for want of space, whatever it says
 
 
 def run(
@@ -123,8 +73,8 @@ def run(
         finally:
             _outputs.remove(outputs)
             _ended(child)
-        heard = _read_ends(sink, start).partition("\n")[2]  # the first line is our own
-        if limits and child.returncode and TOO_LARGE.search(heard):
+        heard = failure.read_ends(sink, start).partition("\n")[2]  # the first line is our own
+        if limits and child.returncode and failure.TOO_LARGE.search(heard):
             excess = limits.too_large
         if excess:
             raise ExcessError(f"{what}: ended, because {excess}\n  log: {log}")
@@ -134,7 +84,7 @@ def run(
         if child.returncode:
             sink.flush()
             printed = output.decode(errors="replace")
-            _fail(what, heard, printed, log, env=env, status=child.returncode, error=error)
+            raise failure.explained(what, heard, printed, log, env=env, status=child.returncode, error=error)
     return output.decode(errors="replace")
 
 
@@ -145,25 +95,7 @@ def _full_disk_is_named(what: str, log: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise MissingError(_no_space(what, log)) from error
-
-
-def _no_space(what: str, log: Path, text: str = "", env: Mapping[str, str] | None = None) -> str:
-    lines = itertools.islice((line for line in text.splitlines() if NO_SPACE.search(line)), 10)
-    found = next(filter(None, map(FULL_PLACE.search, lines)), None)
-    place = (found[1] or found[2]) if found else _full_folder(log, env)
-    return f"{what}: no space left on the device that holds {place} (log: {log})"
-
-
-def _full_folder(log: Path, env: Mapping[str, str] | None) -> Path:
-    """Return the folder of a program's temporary files if that alone is full, else the one of its log."""
-    temporary = Path((os.environ if env is None else env).get("TMPDIR") or tempfile.gettempdir())
-    full = [
-        folder
-        for folder in (log.parent, temporary)
-        if folder.is_dir() and shutil.disk_usage(folder).free < FULL
-    ]
-    return full[0] if full else log.parent
+        raise MissingError(failure.no_space(what, log)) from error
 
 
 def latest_line() -> str:
@@ -179,7 +111,7 @@ def latest_line() -> str:
             ]
             if lines and state.st_mtime_ns >= newest:
                 newest, found = state.st_mtime_ns, lines[-1]
-    return one_line(COLOR.sub(" ", found)).strip()
+    return one_line(failure.COLOR.sub(" ", found)).strip()
 
 
 def succeeds(
@@ -297,94 +229,6 @@ def _working_in(folder: Path) -> Iterator[int]:
                 fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 if fields[0] not in "ZX" and fields[4] == "0":  # its state and its terminal
                     yield int(entry.name)
-
-
-def first_error(text: str, heard: str = "") -> str:
-    """Return the line of a build's output that says why it failed.
-
-    Where none stands out it is the last one, of standard error where that is given as ``heard``.
-    """
-    if "No solution found" in text and (found := UNSOLVABLE.search(text)):
-        return found[1]
-    # "level=warning" is how container engines say that they try again.
-    lines = [line.rstrip() for line in text.splitlines() if line.strip() and "level=warning" not in line]
-    for index, line in enumerate(lines):
-        if CMAKE_ERROR.match(line):
-            return _with_cmake_reason(line, lines[index + 1 :])
-        if (COMPILER_ERROR.search(line) or LINKER_ERROR.search(line)) and not SUMMARY.search(line):
-            return line.strip()
-    for line in reversed(lines):
-        if EXCEPTION.match(line) and not SUMMARY.search(line):
-            return line.strip()
-    for line in lines:
-        if SUMMARY.search(line):
-            return line.strip()
-    last = heard.split("\n") if heard.strip() else lines
-    return next((line.strip() for line in reversed(last) if line.strip()), "it said nothing")
-
-
-def _with_cmake_reason(line: str, following: list[str]) -> str:
-    """CMake writes the reason, indented and in short lines, below the line that says where."""
-    below = itertools.dropwhile(lambda text: not text.startswith("  "), following)
-    reason = [text.strip() for text in itertools.takewhile(lambda text: text.startswith("  "), below)]
-    return f"{line.rstrip(':')}: {' '.join(reason[:3])}" if reason else line
-
-
-def read_log(log: Path) -> str:
-    """Return what of a log is searched for a reason, however much a program wrote."""
-    with log.open("rb") as file:
-        return _shortened(_read_ends(file, 0))
-
-
-def _read_ends(file: BinaryIO, start: int) -> str:
-    """Return what follows ``start``; of what is long, the beginning and the end."""
-    half = MOST_SEARCHED // 2
-    size = file.seek(0, os.SEEK_END)
-    file.seek(start)
-    found = file.read(half)
-    file.seek(max(start + len(found), size - half))
-    return (found + file.read(half)).decode(errors="replace")
-
-
-def _shortened(text: str) -> str:
-    """Return a text without colors, of which the middle is left out where it, or a line, is long."""
-    text = COLOR.sub("", _ends(text, MOST_SEARCHED))
-    return "".join(_ends(line, LONGEST_LINE) for line in text.splitlines(keepends=True))
-
-
-def _ends(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most // 2] + text[-most // 2 :]
-
-
-def _fail(
-    what: str,
-    heard: str,
-    printed: str,
-    log: Path,
-    *,
-    env: Mapping[str, str] | None,
-    status: int,
-    error: type[ArmbuildError],
-) -> NoReturn:
-    heard, printed = _shortened(heard), _shortened(printed)
-    text = heard + printed
-    if NO_SPACE.search(text) or shutil.disk_usage(log.parent).free < FULL:
-        raise MissingError(_no_space(what, log, text, env))
-    reason = first_error(text, heard) if text.strip() else _describe(status)
-    if (found := UNANSWERED.search(text)) and OFFLINE.search(found[2]):
-        cause = found[2].strip().rpartition("\n")[2].partition(": ")[2]
-        raise MissingError(f"{what} failed: no answer from {found[1]}: {cause}\n  log: {log}")
-    if (found := APT_UNANSWERED.search(text)) and OFFLINE.search(found[2]):
-        raise MissingError(f"{what} failed: no answer from {found[1]}: {found[2][:300]}\n  log: {log}")
-    if OFFLINE.search(reason):
-        raise MissingError(f"{what} failed: no answer from the network: {reason[:400]}\n  log: {log}")
-    raise error(f"{what} failed: {reason[:400]}\n  log: {log}")
-
-
-def _describe(status: int) -> str:
-    if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
-    return f"exit status {status}"
 
 
 _running: set[subprocess.Popen[bytes]] = set()

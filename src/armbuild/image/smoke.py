@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from armbuild.artifact import archives
 from armbuild.errors import ArmbuildError, CheckFailed, MissingError, UsageError
-from armbuild.host import limits, process
+from armbuild.host import failure, limits, process
 from armbuild.image import contained, reader, sandbox, unpack
 from armbuild.image.client import NONSENSE, Client, free_port
 from armbuild.target import qemu
@@ -296,7 +296,7 @@ class _Run:
         own = next((line for line in lines if line.startswith("armllm: error: ")), None)
         if own:
             return own.removeprefix("armllm: error: ")
-        last = process.first_error("\n".join(lines))
+        last = failure.first_error("\n".join(lines))
         return f"it ended with status {status} before it served: {last} (log: {self.log})"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from armbuild.errors import ExcessError, MissingError, UsageError, packages_of
-from armbuild.host import cache, limits, process
+from armbuild.host import cache, failure, limits, process
 from armbuild.target import deb_files
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def ask(source: Archive, suite: str = "trixie") -> str:
                 limits=limits.DOWNLOAD,
             )
         except MissingError as error:
-            cause = re.search(r"(?m)^Err:.*\n\s+(.*\S)", process.read_log(work / "ask.log"))
+            cause = re.search(r"(?m)^Err:.*\n\s+(.*\S)", failure.read_log(work / "ask.log"))
             return f"{address}: {cause[1]}" if cause else str(error).splitlines()[0]
     return ""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from armbuild.artifact import symbols, wheelfile
 from armbuild.errors import BuildError, UsageError
-from armbuild.host import process
+from armbuild.host import failure
 from armbuild.wheel import hints
 from armbuild.wheel.lanes import LANES
 
@@ -54,6 +54,6 @@ def check(path: Path, log: Path) -> None:
     wrong = wheelfile.mismatches(wheel) or symbols.unresolved(path)
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        hint = hints.absent(process.read_log(log)) if log.is_file() else ""
+        hint = hints.absent(failure.read_log(log)) if log.is_file() else ""
         place = f"{hint} (log: {log})" if hint else f"log: {log}"
         raise BuildError(f"{path.name} is not an AArch64 wheel: {wrong[0]}{more}\n  {place}")

@@ -14,7 +14,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from armbuild.artifact import archives
 from armbuild.errors import CheckFailed, MissingError, UsageError, one_line
-from armbuild.host import cache, download, limits, process, pythons
+from armbuild.host import cache, download, failure, limits, process, pythons
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,7 +131,7 @@ def _resolved(requirement: Requirement, python: str, wanted: list[str]) -> Locat
                 limits=limits.DOWNLOAD,
             )
         except MissingError as error:
-            raise _unresolved(requirement, process.read_log(work / "resolve.log")) or error from error
+            raise _unresolved(requirement, failure.read_log(work / "resolve.log")) or error from error
         packages: list[dict[str, Any]] = tomllib.loads(lock.read_text()).get("packages", [])
     if not packages:
         raise UsageError(f"{requirement}: its marker is false for Python {python} on AArch64 Linux")

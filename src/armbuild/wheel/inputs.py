@@ -15,7 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from armbuild.artifact import archives
 from armbuild.errors import BuildError, CheckFailed, MissingError, UsageError
-from armbuild.host import cache, process
+from armbuild.host import cache, failure, process
 from armbuild.toolchain import crossenv
 from armbuild.wheel import project, source
 
@@ -131,7 +131,7 @@ def _apply(item: Input, folder: Path, log: Path) -> None:
     try:
         process.run(command, log=log, what=f"git apply {item.name}", cwd=folder)
     except BuildError as error:
-        reasons = re.findall(r"(?m)^(?:error|fatal): (.*)$", process.read_log(log))
+        reasons = re.findall(r"(?m)^(?:error|fatal): (.*)$", failure.read_log(log))
         raise UsageError(
             f"--patch {item.path}: it does not apply to the sources: {reasons[0] if reasons else error}"
         ) from error

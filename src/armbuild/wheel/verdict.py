@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from armbuild.host import process
+from armbuild.host import failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,7 +59,7 @@ def judge_status(run: Run, status: int, *, timeout: float = TIMEOUT) -> CpuResul
     """Turn a user's test into a verdict: its exit status decides, its last line says what happened."""
     seconds = time.monotonic() - run.start
     printed = run.output.read_text(errors="replace").strip()
-    heard = process.read_log(run.log).partition("\n")[2].strip()
+    heard = failure.read_log(run.log).partition("\n")[2].strip()
     number = -status if status < 0 else status - 128
     text = printed or heard
     reason = ""
@@ -100,7 +100,7 @@ def judge(run: Run, status: int, available: frozenset[str] | None) -> CpuResult:
     if status in (-signal.SIGILL, 128 + signal.SIGILL):
         reason = _illegal_instruction(cpu, log)
     elif report is None:
-        error = process.first_error(process.read_log(log).partition("\n")[2])
+        error = failure.first_error(failure.read_log(log).partition("\n")[2])
         how = (
             f"killed by {signal.Signals(-status).name} after"
             if status < 0

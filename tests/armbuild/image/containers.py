@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from armbuild.host import process
+from armbuild.host import failure
 from armbuild.image import engines
 from armbuild.wheel.lanes import container
 
@@ -112,7 +112,7 @@ def _answering(name, folder):
         answer = found.ask("info")
         if answer.returncode:
             tell = pytest.fail if _may_mount() else pytest.skip
-            tell(f"{name} does not answer here: {process.first_error(answer.stderr)}")
+            tell(f"{name} does not answer here: {failure.first_error(answer.stderr)}")
         yield found
 
 

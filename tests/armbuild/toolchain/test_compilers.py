@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from armbuild.errors import MissingError
-from armbuild.host import process
+from armbuild.host import failure
 from armbuild.toolchain import compilers
 from armbuild.toolchain.sysroot import TRIPLET, Sysroot
 from armbuild.toolchain.sysroot import make as make_sysroot
@@ -161,6 +161,6 @@ def test_a_compiler_that_is_too_old_for_the_kernels_is_named_with_its_version(na
         text=True,
     )  # fmt: skip
     assert said.returncode != 0
-    assert process.first_error(said.stderr).endswith(
+    assert failure.first_error(said.stderr).endswith(
         f"armllm needs GCC 12, clang 15 or newer; /opt/bin/c++ is {name} {release}"
     )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 
 from armbuild.errors import ArmbuildError, BuildError, MissingError, UsageError
-from armbuild.host import containers, isolation, process
+from armbuild.host import containers, failure, isolation, process
 from armbuild.target import arm64_headers
 from armbuild.toolchain import compile_cache, host_clang
 from armbuild.wheel import hints, source
@@ -218,7 +218,7 @@ def _run(
             env=environment,
         )
     except BuildError as error:
-        raise _explain(error, process.read_log(log), container, python) from error
+        raise _explain(error, failure.read_log(log), container, python) from error
     except BaseException:  # an interrupt ends cibuildwheel before it has removed its container
         _remove(container.engine, label)
         raise
@@ -328,7 +328,7 @@ def _explain(error: BuildError, text: str, container: Container, python: HostPyt
         )
     if tests := TESTING.search(text):
         reason = TEST_FAILURE.search(tests["output"])
-        cause = reason[1] if reason else process.first_error(text)
+        cause = reason[1] if reason else failure.first_error(text)
         return BuildError(
             f"the wheel was built, and the project's own test-command failed: {cause[:240]}\n"
             f"  CIBW_TEST_SKIP='*' leaves it out, --import NAME tests the wheel instead ({log})"

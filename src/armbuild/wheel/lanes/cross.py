@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from armbuild.artifact import symbols
 from armbuild.errors import BuildError, UsageError
-from armbuild.host import cache, process
+from armbuild.host import cache, failure, process
 from armbuild.host.pythons import SUPPORTED
 from armbuild.target import arm64_root, qemu
 from armbuild.toolchain import compile_cache, compilers, crossenv, rust, sysroot, torch_stub
@@ -94,7 +94,7 @@ def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, wat
         try:
             built = _build(plan, python, work, mirror=mirror, watcher=watcher)
         except BuildError as error:
-            what = hints.wants_gcc(str(error).splitlines()[0], process.read_log(log))
+            what = hints.wants_gcc(str(error).splitlines()[0], failure.read_log(log))
             if plan.musl and what:
                 raise BuildError(
                     f"{plan.project.name} needs {what}, which zig lacks; GCC here has no musl\n  log: {log}"
@@ -105,7 +105,7 @@ def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, wat
             shutil.rmtree(work / f"built-{python.version}")
             stamp.write_text(what)
         else:
-            if not plan.musl and hints.WITHOUT_OPENMP.search(process.read_log(log)):
+            if not plan.musl and hints.WITHOUT_OPENMP.search(failure.read_log(log)):
                 watcher.note(f"{plan.project.name} {hints.WITHOUT_OPENMP_SENTENCE}")
             return built
     watcher.note(f"{plan.project.name} needs {stamp.read_text()}, which zig lacks: GCC builds it")
@@ -123,7 +123,7 @@ def _build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, wa
         try:
             built = hooks(current)
         except BuildError as error:
-            text = process.read_log(log)
+            text = failure.read_log(log)
             if not (_asked_for_rust(folder) or _bring_emulator(text, mirror)):
                 raise with_hint(error, text, log, plan.project.name, plan.packages) from error
         else:
