@@ -430,7 +430,7 @@ class LLM(WithReasons):
         ) as bar:
             num_input = num_output = 0
             while self.llm_engine.has_unfinished_requests():
-                for output in self.llm_engine.step():
+                for output in self.llm_engine.step(several=True):
                     if output.error is not None:
                         raise output.error
                     outputs[output.request_id] = output

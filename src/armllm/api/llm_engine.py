@@ -205,8 +205,11 @@ class LLMEngine(WithReasons):
             sequence.cut("abort")
         return [output for request in dropped if (output := report(request)) is not None]
 
-    def step(self) -> list[RequestOutput]:
+    def step(self, *, several: bool = False) -> list[RequestOutput]:
         """Run one step; return the outputs of the requests that advanced, each by its ``output_kind``.
+
+        ``several``: nobody wants to add or abort a request before there is an output. Then decodes go on in
+        the same call until one ends or a step has to be scheduled, which saves most of the work between two.
 
         If it fails or is interrupted, all requests are dropped and the prefix cache is emptied, since nobody
         knows which blocks were written; the engine can then be used again. Not so where several ranks compute
@@ -216,7 +219,7 @@ class LLMEngine(WithReasons):
             raise EngineError("a forked process may not use the ranks of its parent: load the model there")
         started = time.monotonic()
         try:
-            outputs = self._step()
+            outputs = self._step(several=several)
         except BaseException as error:
             self.abort(list(self.requests))
             self.blocks.forget()
@@ -226,7 +229,7 @@ class LLMEngine(WithReasons):
         self.scheduler.ran(time.monotonic() - started)
         return outputs
 
-    def _step(self) -> list[RequestOutput]:
+    def _step(self, *, several: bool) -> list[RequestOutput]:
         self._num_steps += 1
         scheduled, logits = self._compute()
         failed: list[Sequence] = []
@@ -243,6 +246,8 @@ class LLMEngine(WithReasons):
         if sampling:
             with self._stopwatch.of("sample"), self._threads(logits, sampling):
                 self._sample(logits, sampling)
+            if several:
+                self._decode_on(sampling)
         with self._stopwatch.of("detokenize"):
             for sequence in sampling:
                 if sequence.shows_text and not sequence.finished:  # it may have failed
@@ -250,6 +255,23 @@ class LLMEngine(WithReasons):
                         sequence.detokenize()
             self.scheduler.finish(s for s in ready if s.finish_reason is not None or s.pooler is not None)
             return self._report([*failed, *ready])
+
+    def _decode_on(self, sequences: list[Sequence]) -> None:
+        """Decode more of sequences that have sampled, while none ends and nobody looks at what comes."""
+        if any(one.params.streams or one.params.stop or one.reader is not None for one in sequences):
+            return
+        for _ in range(self.scheduler.room(sequences)):
+            if any(one.finish_reason is not None or not one.decodes for one in sequences):
+                return
+            self._num_steps += 1
+            self.scheduler.schedule_again(sequences)
+            with self._stopwatch.of("model"):
+                logits = self.runner.run(sequences, self._alone)
+            for one in sequences:
+                one.num_computed_tokens += 1
+                one.num_scheduled_tokens = 0
+            with self._stopwatch.of("sample"), self._threads(logits, sequences):
+                self._sample(logits, sequences)
 
     def _compute(self) -> tuple[list[Sequence], Tensor]:
         """The sequences of the next step, and its logits; with several stages others are started first."""
@@ -288,7 +310,8 @@ class LLMEngine(WithReasons):
                     adjust(logits[row].numpy(), sequence, sequence.rules)
         uniforms = [0.0 if sequence.params.greedy else sequence.random.random() for sequence in sequences]
         try:
-            samples = list(zip(*sample(logits, params, uniforms), strict=True))
+            numbers = self.runner.numbers(logits)
+            samples = list(zip(*sample(logits, params, uniforms, numbers), strict=True))
         except Exception:  # noqa: BLE001 - of one row: what each row gets does not depend on the others
             samples = [(0, math.nan)] * len(sequences)
             for row, sequence in enumerate(sequences):

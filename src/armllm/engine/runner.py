@@ -115,6 +115,10 @@ class Runner(abc.ABC):
     def _compute(self, x: StepInput | Tensor) -> Tensor:
         """Final hidden states ``[R, hidden_size]`` of a step's rows; fp32 logits of hidden states."""
 
+    def numbers(self, logits: Tensor) -> npt.NDArray[np.float32]:
+        """What `run` returned, for numpy."""
+        return logits.numpy()
+
     def _run_recorded(self, sequences: Sequences[Sequence]) -> Tensor | None:  # noqa: ARG002 - for those that can
         """What `run` returns, where the back end has a shorter way for such a step."""
         return None

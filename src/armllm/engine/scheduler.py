@@ -94,6 +94,23 @@ class Scheduler:
             self.shares.scheduled(self._scheduled)
         return self._scheduled
 
+    def room(self, sequences: list[Sequence]) -> int:
+        """How many more tokens these may decode before a step has to be scheduled.
+
+        They fill no block and begin none, and others neither run nor wait.
+        """
+        if self.num_steps > 1 or self.waiting or len(sequences) != len(self.running):
+            return 0
+        size = self.blocks.block_size
+        begun = [one.num_computed_tokens % size for one in sequences]
+        return min(size - 1 - count if count else 0 for count in begun)
+
+    def schedule_again(self, sequences: list[Sequence]) -> None:
+        """Schedule one more token of each, of which there is `room`."""
+        for sequence in sequences:
+            sequence.num_scheduled_tokens = 1
+            self._served.charge(sequence, 1)
+
     def ran(self, seconds: float) -> None:
         """The step that was scheduled last took so long."""
         if self.shares is not None:

@@ -142,3 +142,32 @@ def test_lists_are_prepared_once_for_all_prompts_that_share_them(llm, monkeypatc
     llm.llm_engine.abort(map(str, range(20)))
     assert encoded == ["ab", " ab", "cd", " cd"]
     assert len({id(one.rules) for request in requests for one in request.sequences}) == 1
+
+
+def test_decodes_that_go_on_in_one_call_give_the_same(make_checkpoint, monkeypatch):
+    """Over borders of blocks, with several ends: it would catch a block that is missing or kept."""
+    other = LLM(make_checkpoint().folder, dtype="float32", max_num_seqs=3)
+    lengths = (70, 5, 33, 1, 40)
+    params = [
+        SamplingParams(max_tokens=length, seed=length, temperature=index % 2, ignore_eos=True, logprobs=index)
+        for index, length in enumerate(lengths)
+    ]
+    params.append(SamplingParams(max_tokens=40, temperature=0, stop=["e"]))
+    asked = [[*PROMPT, index] for index in range(len(params))]
+    with monkeypatch.context() as context:
+        context.setattr(llm_engine.LLMEngine, "_decode_on", lambda *_: None)
+        usual = [output.outputs[0] for output in other.generate(asked, params, use_tqdm=False)]
+    decode_on, calls = llm_engine.LLMEngine._decode_on, []
+
+    def counted(engine, sequences):
+        before = engine.stats().num_steps
+        decode_on(engine, sequences)
+        calls.append(engine.stats().num_steps - before)
+
+    monkeypatch.setattr(llm_engine.LLMEngine, "_decode_on", counted)
+    found = [output.outputs[0] for output in other.generate(asked, params, use_tqdm=False)]
+    assert [(one.token_ids, one.text, one.logprobs) for one in found] == [
+        (one.token_ids, one.text, one.logprobs) for one in usual
+    ]
+    assert sum(calls) > 20
+    other.llm_engine.check_integrity()
