@@ -24,6 +24,9 @@ constexpr ARMLLM_INLINE int64_t features_together() {
   return together_of(static_cast<const T*>(nullptr));
 }
 
+// Up to so many rows, a tile fetches a part of the panel that comes next while it meets this one.
+inline constexpr int64_t kFetchingRows = kLanes == 8 ? 32 : 0;
+
 using dense::activation_bytes;
 using dense::gather;
 using dense::put_rows;
@@ -78,9 +81,10 @@ ARMLLM_INLINE void put_whole(const MatmulArgs& a, int64_t first_row, int64_t col
   }
 }
 
-// `count` panels side by side.
-template <class T, int rows, int count>
-ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_t first_panel) {
+// `count` panels side by side. With `fetches`, `ahead` is from a weight to what is fetched beside it.
+template <class T, int rows, int count, bool fetches>
+ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_t first_panel,
+                                  [[maybe_unused]] int64_t ahead) {
   const int64_t n = a.shape.in_features, stride = dense::row_floats(a.shape), panel = panel_elements(n);
   const float* x = static_cast<const float*>(a.activations) + first_row * stride;
   const T* w = static_cast<const T*>(a.weight) + first_panel * panel;
@@ -89,6 +93,7 @@ ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_
     sums[i / (rows * kVectors)][i / kVectors % rows][i % kVectors] = zero();
   for (int64_t k = 0; k < n; k += 4, w += 4 * kColumns) {
     ARMLLM_LOOP("panels", rows);
+    if constexpr (fetches) __builtin_prefetch(w + ahead);
     Quad four[rows];
     ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
       four[r] = load_quad(x + r * stride + k);
@@ -105,30 +110,53 @@ ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_
 }
 
 // Panels by `count`, then by fewer, so that sums do not wait for each other.
-template <class T, int rows, int count>
-ARMLLM_INLINE void tile_by_counts(const MatmulArgs& a, int64_t first_row, int64_t begin, int64_t end) {
-  for (; begin + count <= end; begin += count) tile_by_panels<T, rows, count>(a, first_row, begin);
+template <class T, int rows, int count, bool fetches>
+ARMLLM_INLINE void tile_by_counts(const MatmulArgs& a, int64_t first_row, int64_t begin, int64_t end,
+                                  int64_t ahead) {
+  for (; begin + count <= end; begin += count)
+    tile_by_panels<T, rows, count, fetches>(a, first_row, begin, ahead);
   if constexpr (count > 1) {
-    if (begin < end) tile_by_counts<T, rows, count / 2>(a, first_row, begin, end);
+    if (begin < end) tile_by_counts<T, rows, count / 2, fetches>(a, first_row, begin, end, ahead);
   }
 }
 
 // At most `most` rows.
-template <class T, int most>
+template <class T, int most, bool fetches = false>
 ARMLLM_INLINE void tile_by_all(const MatmulArgs& a, int64_t first_row, int64_t rows, int64_t begin,
-                               int64_t end) {
+                               int64_t end, int64_t ahead = 0) {
   if constexpr (most > 1) {
-    if (rows < most) return tile_by_all<T, most - 1>(a, first_row, rows, begin, end);
+    if (rows < most) return tile_by_all<T, most - 1, fetches>(a, first_row, rows, begin, end, ahead);
   }
   constexpr int kMost = 8, kFits = kSums / (most * kVectors);
   constexpr int kCount = kFits < 1 ? 1 : kFits < kMost ? kFits : kMost;
-  tile_by_counts<T, most, kCount>(a, first_row, begin, end);
+  tile_by_counts<T, most, kCount, fetches>(a, first_row, begin, end, ahead);
+}
+
+// Panel after panel meets all tiles, each of which fetches other lines of the next panel: with few rows a
+// product would wait for memory, then multiply.
+template <class T>
+ARMLLM_INLINE void multiply_few(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end,
+                                int64_t panel_begin, int64_t panel_end) {
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T)), kLines = 4 * kColumns / kLine;
+  const int64_t count = tiles(a.rows), next = panel_elements(a.shape.in_features);
+  for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+      const int64_t first = a.rows * tile / count, rows = a.rows * (tile + 1) / count - first;
+      const int64_t line = tile - tile_begin, ahead = line < kLines ? next + line * kLine : 0;
+      tile_by_all<T, kTileRows, true>(a, first, rows, panel, panel + 1, ahead);
+    }
+  }
 }
 
 template <class T>
 ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, int64_t panel_begin,
                             int64_t panel_end) {
   const int64_t count = tiles(a.rows);
+  if constexpr (kFetchingRows > 0) {
+    if (count > 1 && a.rows <= kFetchingRows) {
+      return multiply_few<T>(a, tile_begin, tile_end, panel_begin, panel_end);
+    }
+  }
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     const int64_t first = a.rows * tile / count, rows = a.rows * (tile + 1) / count - first;
     tile_by_all<T, kTileRows>(a, first, rows, panel_begin, panel_end);
