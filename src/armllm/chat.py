@@ -195,12 +195,12 @@ def find_template(folder: Path, settings: dict[str, Any], *, tools: bool) -> str
 def _check_link(path: Path) -> None:
     """Refuse a template that is a link to any file of this machine, which clients could then read.
 
-    In the hub's cache, snapshots are links to files beside them.
+    A snapshot in the hub's cache has links to the files in `blobs`.
     """
-    home = path.parent.resolve()
+    homes = [home := path.parent.resolve()]
     if home.parent.name == "snapshots":
-        home = home.parents[1]
-    if not path.resolve().is_relative_to(home):
+        homes.append(home.parents[1] / "blobs")
+    if not any(map(path.resolve().is_relative_to, homes)):
         raise CheckpointError(
             f"{path} is a link to {path.resolve()}, outside of the checkpoint: copy the file there"
         )

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from armbuild.artifact import zip_records
-from armbuild.artifact.limits import MAX_DEPTH, MAX_FILES, Budget, is_bomb
+from armbuild.artifact.limits import MAX_DEPTH, MAX_ENTRIES, Budget, is_bomb
 from armbuild.errors import CheckFailed
 
 if sys.version_info >= (3, 14):
@@ -106,16 +106,19 @@ def read_text(archive: zipfile.ZipFile, name: str, limit: int = TEXT_LIMIT) -> b
 
     KeyError when there is none.
     """
-    if archive.getinfo(name).file_size > limit:
-        raise CheckFailed(f"{name}: refused: it has more than {limit >> 20} MiB")
+    _check_size(name, archive.getinfo(name).file_size, limit)
     return archive.read(name)
 
 
 def file_text(path: Path, limit: int = TEXT_LIMIT) -> str:
     """Return the text of an unpacked file; CheckFailed when it has more than ``limit`` bytes."""
-    if path.stat().st_size > limit:
-        raise CheckFailed(f"{path.name}: refused: it has more than {limit >> 20} MiB")
+    _check_size(path.name, path.stat().st_size, limit)
     return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _check_size(name: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise CheckFailed(f"{name}: refused: it has more than {limit >> 20} MiB")
 
 
 class _Entry(tarfile.TarInfo):
@@ -225,18 +228,17 @@ def walk(folder: Path) -> Iterator[Path]:
         waiting += [current / entry.name for entry in reversed(listed) if entry.is_dir(follow_symlinks=False)]
 
 
-def unpack_tar(path: Path, folder: Path, most: int = MAX_FILES) -> None:
+def unpack_tar(path: Path, folder: Path, most: int = MAX_ENTRIES) -> None:
     """Lay a source archive's files, folders and links into the empty ``folder``, with their times.
 
     Nothing is written through a link and none leads outside: `tarfile`'s own filter looks at paths, which
-    long ones evade (CVE-2025-4517). Raises CheckFailed for what is refused, one of BROKEN for what
-    is damaged.
+    long ones evade (CVE-2025-4517). Raises CheckFailed for what is refused, such as more than ``most`` files
+    and folders, one of BROKEN for what is damaged.
     """
-    budget, links = Budget(path, path.stat().st_size), []
+    budget, links = Budget(path, path.stat().st_size, most=most), []
     known: dict[str, Path] = {}
     with open_tar(path) as tar:
         for entry in budget.entries(tar):
-            _check_count(path, budget.count, most)
             target = _free_place(folder, entry.name, known)
             if entry.isdir():
                 target.mkdir(exist_ok=True)
@@ -314,15 +316,11 @@ def _check_link(folder: Path, link: Path) -> None:
             raise CheckFailed(f"{link.name!r} is a link that leads outside, or through another link")
 
 
-def _check_count(path: Path, count: int, most: int) -> None:
-    if count > most:
-        raise CheckFailed(f"{path.name}: refused: it has more than {most} files")
-
-
-def unpack_zip(path: Path, folder: Path, most: int = MAX_FILES) -> None:
+def unpack_zip(path: Path, folder: Path, most: int = MAX_ENTRIES) -> None:
     """Lay a source archive's files into the empty ``folder``; raises as ``unpack_tar`` does."""
+    budget = Budget(path, path.stat().st_size, most=most)
     with open_zip(path) as archive:
-        _check_count(path, len(archive.namelist()), most)
         for name in archive.namelist():
             _inner_parts(name)
+            budget.take_path(name)
         archive.extractall(folder)  # noqa: S202 - zipfile makes no links and keeps members inside

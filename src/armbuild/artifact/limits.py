@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from armbuild.errors import CheckFailed
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_FILES = 200_000
-# Folders and links count too in a tar: an image has more of them than files, a bomb much more.
-_MAX_ENTRIES = 2 * MAX_FILES
+MAX_ENTRIES = 2 * MAX_FILES
+"""Of a tar, where folders and links count too: an image has more of them than files, a bomb much more."""
 _FEW_IMAGES = 4
 _MAX_TOTAL = 16 << 30
 # An image with a model in it holds more than that, but in an archive of nearly that size.
@@ -70,22 +70,39 @@ class Budget:
     archive_size: int
     images: int = 1
     """Among how many the whole is divided: each may be made of the same layers."""
+    most: int = MAX_ENTRIES
+    """Files and folders, with those that paths imply."""
     total: int = 0
     count: int = 0
     text: int = 0
+    _folders: set[int] = field(default_factory=set)
+    """Hashes of their paths."""
 
     def entries(self, tar: Iterable[tarfile.TarInfo]) -> Iterator[tarfile.TarInfo]:
         """Yield the entries of ``tar``; raises CheckFailed before too much of it was read."""
         for entry in tar:
             self._take_names(entry)
+            self.take_path(entry.name, folder=entry.isdir())
             self.total += max(entry.size, 0)
-            self.count += 1
-            if self.count * max(1, self.images // _FEW_IMAGES) > _MAX_ENTRIES or self._too_much():
+            if self._too_much():
                 raise CheckFailed(
                     f"{self.path}: refused: {self.count} entries that unpack from {self.archive_size} bytes"
                     f" to {self.total} or more look like a bomb"
                 )
             yield entry
+
+    def take_path(self, path: str, *, folder: bool = False) -> None:
+        """Count what is made at ``path`` and the folders above it; raises CheckFailed for too many."""
+        path = path.rstrip("/")
+        self.count += 1
+        if folder:
+            self._folders.add(hash(path))
+        while (path := path.rpartition("/")[0]) and hash(path) not in self._folders:
+            self._folders.add(hash(path))
+            self.count += 1
+        most = self.most // max(1, self.images // _FEW_IMAGES)
+        if self.count > most:
+            raise CheckFailed(f"{self.path}: refused: it has more than {most} files and folders")
 
     def _take_names(self, entry: tarfile.TarInfo) -> None:
         names = (entry.name, entry.linkname)

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -150,10 +149,11 @@ def _full_folder() -> str:
     """Return which of the folders that commands write to is full, for an error that names no file."""
     from armbuild.host.cache import root  # noqa: PLC0415 - a good end needs it not
 
-    folders = [tempfile.gettempdir(), os.curdir]
+    folders = [failure.temporary_folder(), Path()]
     with suppress(ArmbuildError):
-        folders.insert(1, str(root()))
-    left = {shutil.disk_usage(folder).free: str(Path(folder).absolute()) for folder in reversed(folders)}
+        folders.insert(1, root())
+    there = [folder.absolute() for folder in folders if folder.is_dir()]
+    left = {shutil.disk_usage(folder).free: folder for folder in reversed(there)}
     return f"a file in {left[min(left)]}" if min(left) < failure.FULL else "a file"
 
 

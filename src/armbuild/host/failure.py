@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,10 +40,13 @@ NO_SPACE = re.compile(
     r"no space left on device|\bNoSpaceLeft\b|disk quota exceeded|have enough free space in", re.IGNORECASE
 )
 FULL_PLACE = re.compile(
-    r"(?<![\w:/])(/[^/\s`'\":()][^\s`'\":()]*)[^\n/]*(?:no space left|disk quota)|free space in (/\S+[^\s.])",
+    r"(?<![\w:/])(/[^/\s`'\":()][^\s`'\":()]*)(?=[\s`'\":()])[^\n/]*(?:no space left|disk quota)"
+    r"|free space in (/\S+[^\s.])",
     re.IGNORECASE,
 )
-"""What a program could not write, where it says so: it may have a folder of its own."""
+"""What a program could not write, where it says so: it may have a folder of its own.
+
+The lookahead takes a path as a whole, else the time grows with the cube of a line's length."""
 TOO_LARGE = re.compile(r"received signal 25\b|file size limit exceeded", re.IGNORECASE)
 """What apt and shells say of a child that wrote a larger file than it may (SIGXFSZ)."""
 OFFLINE = re.compile(
@@ -169,12 +171,16 @@ def no_space(what: str, log: Path, text: str = "", env: Mapping[str, str] | None
     return f"{what}: no space left on the device that holds {place} (log: {log})"
 
 
+def temporary_folder(env: Mapping[str, str] | None = None) -> Path:
+    """Return the folder of temporary files, also one that is full: `tempfile.gettempdir` passes over it."""
+    return Path((os.environ if env is None else env).get("TMPDIR") or "/tmp")  # noqa: S108
+
+
 def _full_folder(log: Path, env: Mapping[str, str] | None) -> Path:
     """Return the folder of a program's temporary files if that alone is full, else the one of its log."""
-    temporary = Path((os.environ if env is None else env).get("TMPDIR") or tempfile.gettempdir())
     full = [
         folder
-        for folder in (log.parent, temporary)
+        for folder in (log.parent, temporary_folder(env))
         if folder.is_dir() and shutil.disk_usage(folder).free < FULL
     ]
     return full[0] if full else log.parent

@@ -347,9 +347,8 @@ class _Maker:
     def _build_info(self) -> dict[str, Any]:
         with archives.open_zip(self.wheel) as wheel:
             try:
-                found: dict[str, Any] = json.loads(archives.read_text(wheel, "armllm/build_info.json"))
-            except (KeyError, ValueError) as error:
+                return dict(json.loads(archives.read_text(wheel, "armllm/build_info.json")))
+            except (KeyError, RecursionError, TypeError, ValueError) as error:
                 raise UsageError(
                     f"{self.wheel.name}: armllm/build_info.json is missing or damaged"
                 ) from error
-        return found

@@ -22,6 +22,7 @@ def check(folder: Path) -> Path:
             "not a folder: name that of a checkpoint in safetensors" if folder.exists() else "no such folder"
         )
         raise UsageError(f"--with-model {folder}: {what}")
+    _check_kinds(folder)
     config = _json(folder / "config.json")
     if not isinstance(config, dict) or not ("architectures" in config or "model_type" in config):
         raise UsageError(f"--with-model {folder}: its config.json describes no model")
@@ -33,7 +34,6 @@ def check(folder: Path) -> Path:
         raise UsageError(f"--with-model {folder}: not a whole model: there are no .safetensors files")
     for name in sorted(weights):
         _check_weights(folder / name)
-    _check_links(folder)
     return folder.resolve()
 
 
@@ -46,20 +46,25 @@ def files(folder: Path) -> list[Path]:
     )
 
 
-def _check_links(folder: Path) -> None:
-    """Refuse a link out of the model, whose maker could have any file of this machine put into the image.
+def _check_kinds(folder: Path) -> None:
+    """Refuse pipes, devices, and links out of the model, before anything is read.
 
-    In the hub's cache, snapshots are links to files beside them.
+    The maker of a link could have any file of this machine put into the image. A snapshot in the hub's cache
+    has links to the files in `blobs`.
     """
-    home = folder.resolve()
+    homes = [home := folder.resolve()]
     if home.parent.name == "snapshots":
-        home = home.parents[1]
-    for path in files(folder):
-        if not path.resolve().is_relative_to(home):
+        homes.append(home.parents[1] / "blobs")
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        target = path.resolve() if path.is_symlink() else path
+        if path.is_symlink() and not any(map(target.is_relative_to, homes)):
             raise UsageError(
-                f"--with-model {folder}: {path.relative_to(folder)} is a link to {path.resolve()}, outside of"
+                f"--with-model {folder}: {name} is a link to {target}, outside of"
                 " the model: copy the model with `cp -rL`"
             )
+        if target.exists() and not target.is_file() and not target.is_dir():
+            raise UsageError(f"--with-model {folder}: {name} is neither a file nor a folder")
 
 
 def _shards(index: Path) -> set[str]:
@@ -83,9 +88,9 @@ def _check_weights(path: Path) -> None:
             header = json.loads(file.read(length))
         ends = [value["data_offsets"][1] for name, value in header.items() if name != "__metadata__"]
         expected = 8 + length + max(ends, default=0)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:
         raise UsageError(f"--with-model: not a whole model: {path} is missing") from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise UsageError(f"--with-model: {path} is not a safetensors file") from error
     if path.stat().st_size != expected:
         raise UsageError(
@@ -95,8 +100,10 @@ def _check_weights(path: Path) -> None:
 
 def _json(path: Path) -> Any:
     try:
+        if path.stat().st_size > HEADER_LIMIT:
+            raise UsageError(f"--with-model: {path}: it has more than {HEADER_LIMIT >> 20} MiB")
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:
         raise UsageError(f"--with-model {path.parent}: not a model: {path.name} is missing") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--with-model: {path}: not valid JSON: {error}") from error

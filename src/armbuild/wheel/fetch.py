@@ -29,7 +29,7 @@ PLATFORM = "aarch64-manylinux_2_28"
 _LONGEST = 255
 """Bytes of a file's name that Linux takes."""
 _MOST_FILES = 60_000
-"""Files and folders of an sdist. Each takes longer to make than to read."""
+"""Files and folders of an sdist, with those that paths imply. Each takes longer to make than to read."""
 LATEST = 4354732800
 """The first of January 2108, to which the dates of a zip archive do not reach."""
 

@@ -225,7 +225,7 @@ def kernel_targets(path: Path) -> frozenset[str] | None:
     with archives.open_zip(path) as archive:
         try:
             return frozenset(json.loads(archives.read_text(archive, "armllm/build_info.json"))["targets"])
-        except (KeyError, ValueError):
+        except (KeyError, RecursionError, TypeError, ValueError):
             return None
 
 

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from armbuild.artifact import archives
+from armbuild.errors import CheckFailed
 from armbuild.host import failure
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class Run:
 def judge_status(run: Run, status: int, *, timeout: float = TIMEOUT) -> CpuResult:
     """Turn a user's test into a verdict: its exit status decides, its last line says what happened."""
     seconds = time.monotonic() - run.start
-    printed = run.output.read_text(errors="replace").strip()
+    printed = failure.read_log(run.output).strip()
     heard = failure.read_log(run.log).partition("\n")[2].strip()
     number = -status if status < 0 else status - 128
     text = printed or heard
@@ -91,24 +93,17 @@ def judge_status(run: Run, status: int, *, timeout: float = TIMEOUT) -> CpuResul
 def judge(run: Run, status: int, available: frozenset[str] | None) -> CpuResult:
     """Turn what a run left behind into a verdict; kernels must be those that this CPU must choose."""
     cpu, log, seconds = run.cpu, run.log, time.monotonic() - run.start
-    try:
-        report = json.loads(run.output.read_text(errors="replace"))
-    except ValueError:
-        report = None
-    kernels = dict(report.get("kernels", {})) if report else {}
+    report = _read_report(run.output)
+    kernels = dict(report["kernels"]) if report else {}
     reason = ""
     if status in (-signal.SIGILL, 128 + signal.SIGILL):
         reason = _illegal_instruction(cpu, log)
     elif report is None:
         error = failure.first_error(failure.read_log(log).partition("\n")[2])
-        how = (
-            f"killed by {signal.Signals(-status).name} after"
-            if status < 0
-            else f"ended with status {status}:"
-        )
+        how = f"killed by {_signal_name(-status)} after" if status < 0 else f"ended with status {status}:"
         reason = f"it was {how} {error} (log: {log})" if status < 0 else f"it {how} {error} (log: {log})"
     elif status or not report.get("ok"):
-        reason = report.get("reason") or f"it said no, with status {status} (log: {log})"
+        reason = str(report.get("reason") or "")[:300] or f"it said no, with status {status} (log: {log})"
     elif missing := _left_out(report):
         reason = f"it did not {missing}"
     else:
@@ -126,6 +121,21 @@ def judge(run: Run, status: int, available: frozenset[str] | None) -> CpuResult:
         seconds=round(seconds, 1),
         report=report,
     )
+
+
+def _read_report(output: Path) -> dict[str, Any] | None:
+    """Return what a wheel says of its test; None unless it has the shape that ours have."""
+    try:
+        report = json.loads(archives.file_text(output))
+        _left_out(report)
+        shaped = isinstance(report.setdefault("kernels", {}), dict)
+    except (CheckFailed, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return None
+    return report if shaped else None
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def _left_out(report: Mapping[str, Any]) -> str:

@@ -181,6 +181,29 @@ def test_the_last_of_two_files_with_one_name_counts(tmp_path):
     assert (out / "a").read_bytes() == b"last"
 
 
+@pytest.mark.parametrize("form", ["tar", "zip"])
+def test_folders_that_paths_imply_count(tmp_path, form):
+    """Else each of 60,000 short members makes a hundred of them."""
+    (out := tmp_path / "out").mkdir()
+    names = [f"{number}/" + "d/" * 98 + "f" for number in range(3)]
+    if form == "tar":
+        path = tar(tmp_path / "a.tar.gz", *((name, b"", {}) for name in names))
+    else:
+        path = zipped(tmp_path / "a.zip", dict.fromkeys(names, b""))
+    unpack = {"tar": archives.unpack_tar, "zip": archives.unpack_zip}[form]
+    with pytest.raises(CheckFailed, match="refused: it has more than 299 files and folders"):
+        unpack(path, out, 299)
+    assert len(list(out.rglob("*"))) < 300  # what is refused was not made
+    (again := tmp_path / "again").mkdir()
+    unpack(path, again, 300)
+    assert len(list(again.rglob("*"))) == 300
+
+
+def test_a_tar_of_sources_may_have_as_many_entries_as_any_other():
+    """`--source` takes compilers and libraries, which are larger than sdists."""
+    assert archives.unpack_tar.__defaults__ == (limits.MAX_ENTRIES,)
+
+
 def zipped(path, members, **options):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, **options) as file:
         for name, content in members.items():

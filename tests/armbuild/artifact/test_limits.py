@@ -42,3 +42,13 @@ def test_a_disk_that_cannot_name_its_holes_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(limits.os, "lseek", seek)
     with pytest.raises(OSError, match="Input/output error"):
         limits.refuse_holes(path)
+
+
+def test_folders_that_paths_imply_count_once(tmp_path):
+    budget = limits.Budget(tmp_path / "a.tar", 1, most=7)
+    budget.take_path("a", folder=True)
+    for path in ("a/b/c", "a/b/d", "a/b/c/", "./a"):
+        budget.take_path(path)
+    assert budget.count == 7  # a, a/b, three entries in it, and . with one
+    with pytest.raises(CheckFailed, match=r"a\.tar: refused: it has more than 7 files and folders"):
+        budget.take_path("e")

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -101,12 +100,13 @@ def test_a_full_disk_is_something_missing_here_and_not_a_fault_of_the_project(er
 
 
 def test_a_full_disk_is_named_though_the_error_names_no_file(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    usage = shutil.disk_usage(tmp_path)
-    full = usage._replace(free=4096)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: full if folder == str(tmp_path) else usage)
-    message, _ = cli.explain(OSError(errno.ENOSPC, "x"))
-    assert f"while writing a file in {tmp_path}: " in message
+    usage = shutil.disk_usage(tmp_path)._replace(free=1 << 40)
+    for folder in (tmp_path, Path("/tmp")):  # noqa: S108 - where no variable says otherwise
+        full = usage._replace(free=4096)
+        monkeypatch.setattr(shutil, "disk_usage", lambda asked: full if asked == folder else usage)  # noqa: B023
+        monkeypatch.setenv("TMPDIR", str(folder) if folder == tmp_path else "")
+        message, _ = cli.explain(OSError(errno.ENOSPC, "x"))
+        assert f"while writing a file in {folder}: " in message
 
 
 def test_the_plan_builds_nothing_and_prints_one_document(capsys, tmp_path):

@@ -3,7 +3,9 @@
 import os
 import re
 import shutil
+import tempfile
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -171,6 +173,12 @@ def test_a_long_line_of_a_build_about_a_full_disk_is_read_at_once(tmp_path):
     assert time.process_time() - before < 10
 
 
+def test_the_search_for_a_full_place_takes_no_time_with_the_cube_of_a_line():
+    before = time.process_time()
+    assert failure.FULL_PLACE.search("-/" * 2000 + "x" * 4000) is None
+    assert time.process_time() - before < 10
+
+
 @pytest.mark.parametrize("said", ["'x' * 30_000_000", "('x' * 99 + '\\n') * 300_000"])
 def test_of_a_long_output_the_beginning_and_the_end_are_searched(tmp_path, said):
     """A link of an index page may have 30 MB, which uv repeats in its error: each pattern takes seconds."""
@@ -196,6 +204,20 @@ def test_a_pattern_for_what_downloaders_say_takes_no_time_with_the_square_of_a_l
     before = time.process_time()
     assert pattern.search(text) is None
     assert time.process_time() - before < 10
+
+
+def test_a_full_folder_of_temporary_files_has_its_name_though_nothing_can_be_written_there(monkeypatch):
+    """`tempfile.gettempdir` names the current folder in its place, or finds none."""
+    monkeypatch.delenv("TMPDIR", raising=False)
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(
+        shutil,
+        "disk_usage",
+        lambda path: usage._replace(free=4096 if str(path) == "/tmp" else 1 << 40),  # noqa: S108
+    )
+    monkeypatch.setattr(tempfile, "tempdir", "/var")
+    assert "the device that holds /tmp (log: " in failure.no_space("it", Path("/nowhere/log"))
+    assert "the device that holds /tmp (log: " in failure.no_space("it", Path("/nowhere/log"), env={})
 
 
 @pytest.mark.parametrize("full", ["temporary", "log", "both"])

@@ -1,6 +1,7 @@
 """The whole of a build with small packages in place of Debian's and the index's: no network."""
 
 import json
+import os
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -285,6 +286,27 @@ def test_a_bases_own_version_of_a_package_is_hidden_below_ours(tmp_path, world):
     there = {path.relative_to(top).as_posix() for path in top.rglob("*.*")}
     assert not {"numpy/gone.py", "numpy-1.dist-info"} & there
     assert {"numpy/__init__.py", "mine-1.dist-info"} <= there
+
+
+def test_a_layer_is_on_the_disk_before_it_is_in_the_cache(tmp_path, world, monkeypatch):
+    """Else its folder may be there after a power cut, with empty files."""
+    synchronized = {}
+
+    def record(descriptor):
+        state = os.fstat(descriptor)
+        synchronized[state.st_ino] = Path(f"/proc/self/fd/{descriptor}").readlink(), state.st_size
+
+    monkeypatch.setattr(os, "fsync", record)
+    a_build(tmp_path, a_wheel(tmp_path / "1"))
+    kept = [
+        path
+        for path in (tmp_path / "cache/layers").glob("*/*")
+        if path.name in ("layer.json", "layer.tar.gz")
+    ]
+    assert kept
+    for path in kept:
+        place, size = synchronized[path.stat().st_ino]
+        assert (place == path, size) == (False, path.stat().st_size)
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "a short file", "no file", "no facts"])

@@ -292,11 +292,56 @@ def test_a_model_s_links_lead_to_the_hub_s_cache_and_nowhere_else(tmp_path):
     (snapshot / "tokenizer.json").rename(blob)
     (snapshot / "tokenizer.json").symlink_to("../../blobs/2")
     assert model.check(snapshot) == snapshot
-    (tmp_path / "key").write_text("secret")
     (snapshot / "more").mkdir()
-    (snapshot / "more/notes.txt").symlink_to(tmp_path / "key")
-    with pytest.raises(UsageError, match=r"more/notes\.txt is a link to .*/key, outside of the model"):
+    (snapshot / "more/notes.txt").symlink_to("../tokenizer.json")
+    assert model.check(snapshot) == snapshot
+    for target in (tmp_path / "key", tmp_path / "models--a--b" / "key", snapshot.parent / "2"):
+        target.write_text("secret")
+        (snapshot / "more/notes.txt").unlink()
+        (snapshot / "more/notes.txt").symlink_to(target)
+        with pytest.raises(UsageError, match=r"more/notes\.txt is a link to .*, outside of the model"):
+            model.check(snapshot)
+
+
+def test_blobs_of_a_hub_s_cache_are_no_link_to_another_folder(tmp_path):
+    (tmp_path / "snapshots").mkdir()
+    snapshot = a_model(tmp_path / "snapshots" / "1")
+    (tmp_path / "blobs").symlink_to("/etc")
+    (snapshot / "notes.txt").symlink_to("../../blobs/passwd")
+    with pytest.raises(UsageError, match="is a link to /etc/passwd, outside of the model"):
         model.check(snapshot)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "more/x"])
+@pytest.mark.parametrize("kind", ["a link", "a pipe", "a folder"])
+def test_what_would_be_read_for_ever_is_refused_before_it_is_read(tmp_path, name, kind):
+    folder = a_model(tmp_path / "m")
+    path = folder / name
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    if kind == "a link":
+        path.symlink_to("/dev/zero")
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+        if name == "more/x":
+            assert model.check(folder) == folder
+            return
+    with pytest.raises(UsageError, match=r"is a link to /dev/zero|is neither a file nor a folder|is missing"):
+        model.check(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_document_of_a_model_is_read_up_to_its_limit(tmp_path, name):
+    folder = a_model(tmp_path / "m")
+    with (folder / name).open("ab") as file:
+        file.truncate(1 << 40)  # holes take no place
+    with pytest.raises(UsageError, match=rf"{name}: it has more than 100 MiB"):
+        model.check(folder)
+    (folder / name).write_text("[" * 1_000_000)
+    with pytest.raises(UsageError, match="not valid JSON"):
+        model.check(folder)
 
 
 def test_a_file_is_not_taken_for_a_missing_folder(tmp_path):

@@ -1,5 +1,6 @@
 import json
 import signal
+import time
 
 import pytest
 
@@ -161,3 +162,38 @@ def test_success_keeps_the_last_line_wherever_it_was_written(tmp_path):
 
 def test_a_run_that_is_killed_for_its_length_says_so(tmp_path):
     assert "within 5 s" in judged(tmp_path, -signal.SIGTERM, start=0.0).reason
+
+
+def test_what_a_users_test_prints_is_read_up_to_a_limit(tmp_path):
+    output, log = tmp_path / "out", tmp_path / "log"
+    with output.open("wb") as file:
+        file.truncate(1 << 35)  # a hole takes no place
+        file.seek(0, 2)
+        file.write(b"\n3 passed\n")
+    log.write_text("$ pytest\n")
+    run = Run(cpu=cpu("neoverse-v1"), poll=lambda: 0, output=output, log=log, start=time.monotonic())
+    result = verdict.judge_status(run, 0)
+    assert (result.passed, result.said) == (True, "3 passed")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [1], 5, "x", None, {"ok": True, "ops": 1, "runs": 5}, {"ok": True, "kernels": [1]},
+        report(runs=[1]), report(runs=[{"ok": True}]), report(kernels=[["a", 1, 2]]),
+        report(runs=[{"ok": True, "dtype": "float32", "requests": "x", "quantization": ["x"]}]),
+    ],
+)  # fmt: skip
+def test_a_report_of_another_shape_is_none(tmp_path, said):
+    result = judge(tmp_path, status=1, report=said, said="it broke")
+    assert (result.passed, result.reason[:36]) == (False, "it ended with status 1: it broke (lo")
+
+
+def test_a_report_is_read_up_to_its_limit(tmp_path):
+    nested = judge(tmp_path, report={"ok": "[" * 5_000_000}, said="it broke")
+    assert "it broke" in nested.reason
+    assert not nested.passed
+
+
+def test_a_signal_without_a_name_has_its_number(tmp_path):
+    assert "killed by signal 35 after it broke" in judge(tmp_path, status=-35, said="it broke").reason
