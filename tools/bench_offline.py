@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     Generate = Callable[[list[list[int]], int], Any]
 
 KV_CACHE_GIB = 2
-OPENVINO_NAMES = {"bfloat16": "bf16", "float32": "f32"}
+# Computation and cache, as `armllm.openvino` has them. Where nothing is said, OpenVINO's cache has 16 bits.
+OPENVINO_PRECISIONS = {
+    "bfloat16": {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "f16"},
+    "float32": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"},
+}
 
 
 def same_interface(
@@ -61,7 +65,7 @@ def openvino(folder: str, threads: int, dtype: str) -> Generate:
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.cache_size = KV_CACHE_GIB
     scheduler.max_num_seqs = 256
-    properties = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": OPENVINO_NAMES[dtype]}
+    properties = {"INFERENCE_NUM_THREADS": threads, **OPENVINO_PRECISIONS[dtype]}
     pipeline = openvino_genai.ContinuousBatchingPipeline(f"{folder}/openvino", scheduler, "CPU", properties)
 
     def generate(prompts: list[list[int]], output: int) -> Any:

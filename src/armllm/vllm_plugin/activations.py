@@ -9,7 +9,7 @@ from vllm.model_executor.layers.activation import GELU, GeluAndMul, GELUTanh, Qu
 
 import armllm.kernels.torch_ops  # noqa: F401 - registers the operators
 from armllm.vllm_plugin.interface import check_attributes
-from armllm.vllm_plugin.operators import replace_operator
+from armllm.vllm_plugin.operators import replace_operators
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,11 +39,11 @@ class ArmllmGeluAndMul(GeluAndMul):  # type: ignore[misc]
 def register() -> None:
     """Put our activations in the place of vLLM's."""
     check_attributes(GeluAndMul, ("approximate",))
-    replace_operator(GeluAndMul, ArmllmGeluAndMul)
-    for layer, operator in (
-        (SiluAndMul, OPS.silu_and_mul),
-        (GELU, OPS.gelu),
-        (GELUTanh, OPS.gelu_tanh),
-        (QuickGELU, OPS.quick_gelu),
-    ):
-        replace_operator(layer, _activation(layer, operator))
+    operators = {
+        SiluAndMul: OPS.silu_and_mul,
+        GELU: OPS.gelu,
+        GELUTanh: OPS.gelu_tanh,
+        QuickGELU: OPS.quick_gelu,
+    }
+    ours = [(layer, _activation(layer, operator)) for layer, operator in operators.items()]
+    replace_operators([(GeluAndMul, ArmllmGeluAndMul), *ours])

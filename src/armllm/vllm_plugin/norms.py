@@ -9,7 +9,7 @@ from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNor
 
 import armllm.kernels.torch_ops  # noqa: F401 - registers the operators
 from armllm.vllm_plugin.interface import check_attributes
-from armllm.vllm_plugin.operators import replace_operator
+from armllm.vllm_plugin.operators import replace_operators
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,10 +68,9 @@ class ArmllmLayerNorm(LayerNorm):  # type: ignore[misc]
 def register() -> None:
     """Put our norms in the place of vLLM's."""
     rms = ("weight", "variance_epsilon")
-    for layer, ours, attributes in (
-        (RMSNorm, ArmllmRMSNorm, (*rms, "has_weight", "variance_size_override")),
-        (GemmaRMSNorm, ArmllmGemmaRMSNorm, rms),
-        (LayerNorm, ArmllmLayerNorm, ("weight", "bias", "eps")),
-    ):
-        check_attributes(layer, attributes)
-        replace_operator(layer, ours)
+    check_attributes(RMSNorm, (*rms, "has_weight", "variance_size_override"))
+    check_attributes(GemmaRMSNorm, rms)
+    check_attributes(LayerNorm, ("weight", "bias", "eps"))
+    replace_operators(
+        [(RMSNorm, ArmllmRMSNorm), (GemmaRMSNorm, ArmllmGemmaRMSNorm), (LayerNorm, ArmllmLayerNorm)]
+    )

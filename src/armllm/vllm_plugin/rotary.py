@@ -12,7 +12,7 @@ from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNSc
 
 import armllm.kernels.torch_ops  # noqa: F401 - registers the operators
 from armllm.vllm_plugin.interface import check_attributes
-from armllm.vllm_plugin.operators import replace_operator
+from armllm.vllm_plugin.operators import replace_operators
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,4 +46,4 @@ def register() -> None:
     """Put our rotation in the place of vLLM's."""
     for layer in LAYERS:
         check_attributes(layer, ("cos_sin_cache", "head_size", "is_neox_style"))
-        replace_operator(layer, _rotary(layer))
+    replace_operators((layer, _rotary(layer)) for layer in LAYERS)

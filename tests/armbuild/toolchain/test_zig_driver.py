@@ -1,6 +1,10 @@
-import pytest
+import os
+import subprocess
 
-from armbuild.toolchain import zig_driver
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from armbuild.toolchain import compilers, zig_driver
 
 TARGET = "aarch64-linux-gnu.2.28"
 
@@ -101,6 +105,21 @@ def test_compiling_keeps_the_optimization_that_the_project_asked_for():
     assert "-O2" not in arguments("-c", "a.cpp")
     assert "-s" not in arguments("-c", "a.cpp")
     assert "-O0" in arguments("-O0", "a.c", "-o", "a")
+
+
+@pytest.mark.parametrize("language", ["cc", "c++"])
+def test_what_is_compiled_has_no_debug_information(tmp_path, language):
+    """It would catch an option of the project that wins over ours, or one that zig itself adds."""
+    (tmp_path / "a.c").write_text("int twice(int x) { return 2 * x; }\n")
+    inputs = compilers.TargetInputs(flags=(), headers=(), sysroot=None)
+    compilers.find("zig", target=TARGET).write(tmp_path, inputs)
+    command = [tmp_path / language, "-ggdb3", "-g", "-c", "a.c"]
+    environment = os.environ | {"ZIG_GLOBAL_CACHE_DIR": str(tmp_path / "cache")}
+    subprocess.run(command, check=True, env=environment, cwd=tmp_path)
+    with (tmp_path / "a.o").open("rb") as file:
+        sections = [one.name for one in ELFFile(file).iter_sections()]
+    assert ".text" in sections
+    assert not [name for name in sections if name.startswith(".debug")]
 
 
 def test_standard_input_is_read_although_zig_passes_it_by():

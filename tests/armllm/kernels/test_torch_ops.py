@@ -11,7 +11,8 @@ from armllm import kernels
 from armllm.kernels import reference, torch_ops  # noqa: F401 - the second registers the operators
 
 OPS = torch.ops.armllm
-DTYPES = (torch.float32, torch.bfloat16)
+# The bounds of each: fp16 has 11 bits, bf16 8.
+DTYPES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
 def packed(bits):
@@ -55,7 +56,7 @@ def cases(dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_operators_compute_what_the_functions_compute(dtype):
     """It would catch an argument that is handed on in another order, or rows that are cut otherwise."""
-    bound = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    bound = {"rtol": DTYPES[dtype], "atol": DTYPES[dtype]}
     for operator, arguments, function, others, options, features in cases(dtype):
         x = arguments[0]
         expected = torch.empty(6, features, dtype=dtype)
@@ -85,7 +86,7 @@ def in_place(dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_operators_in_place_change_what_the_functions_change(dtype):
     """It would catch a residual that stays, or an option that is lost."""
-    bound = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    bound = {"rtol": DTYPES[dtype], "atol": DTYPES[dtype]}
     for operator, arguments, function, others, options in in_place(dtype):
         expected, found = copy.deepcopy(others), copy.deepcopy(arguments)
         function(*expected, **options)
@@ -109,6 +110,29 @@ def test_a_compiled_function_has_them_as_they_are():
     x = torch.randn(5, 64)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), layer(x))
+
+
+def test_an_exported_program_has_them_as_they_are():
+    """For any number of rows: it would catch a fake implementation that fixes it."""
+    weight, description = packed(4)
+
+    class Layer(torch.nn.Module):
+        def forward(self, x, residual, norm):
+            OPS.fused_add_rms_norm(x, residual, norm, 1e-6, 0.0)
+            return OPS.silu_and_mul(OPS.matmul_w4a8(x, weight.data, None, None, *description))
+
+    def inputs(rows):
+        generator = torch.Generator().manual_seed(rows)
+        return *torch.randn(2, rows, 64, generator=generator), torch.ones(64)
+
+    rows = {0: torch.export.Dim("rows")}
+    program = torch.export.export(Layer(), inputs(5), dynamic_shapes=(rows, rows, None))
+    called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    names = ("fused_add_rms_norm", "matmul_w4a8", "silu_and_mul")
+    assert called >= {f"armllm.{name}.default" for name in names}
+    found, expected = inputs(9), inputs(9)
+    assert torch.equal(program.module()(*found), Layer()(*expected))
+    assert torch.equal(found[1], expected[1])
 
 
 def test_a_wrong_argument_is_named():

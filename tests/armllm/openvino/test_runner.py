@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,6 +97,20 @@ def test_a_prompt_that_came_before_is_taken_from_the_cache(llm):
 
 def test_log_probabilities_of_a_prompt_are_those_of_transformers(llm):
     torch.testing.assert_close(prompt_logprobs(llm), CASES[2]["prompt_logprobs"], rtol=0, atol=1e-4)
+
+
+def test_log_probabilities_of_an_answer_are_those_of_transformers(llm):
+    """Of all tokens that may follow, in a batch: it would catch those of another sequence or another row."""
+    prompt, expected = CASES[2]["prompt"], CASES[2]["prompt_logprobs"]
+    params = SamplingParams(max_tokens=1, logprobs=-1, **GREEDY)
+    asked = [{"prompt_token_ids": prompt[:length]} for length in range(1, len(prompt))]
+    answers = llm.generate(asked, params, use_tqdm=False)
+    followed = [answer.outputs[0].logprobs[0] for answer in answers]
+    found = [entry[token].logprob for entry, token in zip(followed, prompt[1:], strict=True)]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    for answer, entry in zip(answers, followed, strict=True):
+        assert entry[answer.outputs[0].token_ids[0]].rank == 1
+        assert sum(math.exp(one.logprob) for one in entry.values()) == pytest.approx(1, abs=1e-4)
 
 
 def test_several_choices_and_seeds(llm):
