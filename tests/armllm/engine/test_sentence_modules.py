@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tests.armllm.checkpoint.test_fuzz import json_file, run, safetensors_header
 
-from armllm.engine.sentence_modules import read_modules, warn_of_prompt
+from armllm.engine.sentence_modules import read_modes, read_modules, warn_of_prompt
 from armllm.errors import CheckpointError
 
 HIDDEN = 8
@@ -192,11 +192,15 @@ def test_a_prompt_by_default_is_never_left_out_in_silence(folder, caplog, settin
     assert all(prompt in message for prompt, message in zip(warned, caplog.messages, strict=True))
 
 
-@pytest.mark.parametrize(("mode", "warned"), [("mean", True), ("lasttoken", False)])
+@pytest.mark.parametrize(
+    ("mode", "warned"), [("mean", True), ("lasttoken", False), ("cls", True), (["cls", "lasttoken"], True)]
+)
 def test_tokens_of_a_prompt_are_not_pooled_in_silence(folder, caplog, mode, warned):
+    """The pooling cls takes the first token behind such a prompt in sentence-transformers 6."""
     values = {"pooling_mode": mode, "include_prompt": False}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(values))
-    read(folder)
+    path = folder / "1_Pooling" / "config.json"
+    path.write_text(json.dumps(values))
+    read_modes(path)
     assert ("include_prompt is false" in caplog.text) is warned
 
 
