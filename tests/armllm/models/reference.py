@@ -42,11 +42,13 @@ def randomize(model: Any, model_type: str) -> None:
     around_zero = around_zero and not model_type.startswith(("gemma3n", "gemma4"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "embed" in name:
+            if name.endswith("bias"):
                 parameter.normal_(std=0.3)
-            elif "norm" in name:
+            elif "norm" in name.lower():  # also BERT's LayerNorm, or the states of all tokens are the same
                 rest = 0.0 if around_zero and "linear_attn" not in name else 1.0
                 parameter.uniform_(rest - 0.5, rest + 0.5)
+            elif "embed" in name:
+                parameter.normal_(std=0.3)
             else:
                 parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
         for name, buffer in model.named_buffers():
