@@ -10,7 +10,6 @@ import contextlib
 import errno
 import lzma
 import os
-import re
 import shutil
 import stat
 import struct
@@ -19,9 +18,9 @@ import tarfile
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, cast
 
-from armbuild.artifact import zip_records
+from armbuild.artifact import tar_headers, zip_records
 from armbuild.artifact.limits import MAX_DEPTH, MAX_ENTRIES, Budget, is_bomb
 from armbuild.errors import CheckFailed
 
@@ -59,14 +58,6 @@ TEXT_LIMIT = 4 << 20
 _DIRECTORY_LIMIT = 64 << 20
 # bzip2 and lzma members unpack in one piece, whatever size they state; indexes take these two methods alone.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_HEADER_LIMIT = 64 << 10
-_TAR_HEADERS = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
 MAX_LINKS = 40
 _MOST_LINKS = 2000
 """Of an archive of sources, whose targets are looked at step by step."""
@@ -121,46 +112,11 @@ def _check_size(name: str, size: int, limit: int) -> None:
         raise CheckFailed(f"{name}: refused: it has more than {limit >> 20} MiB")
 
 
-class _Entry(tarfile.TarInfo):
-    """An entry whose extended headers are small: tarfile reads them as a whole, and again for each search."""
-
-    def _proc_member(self, archive: Any) -> tarfile.TarInfo:
-        if self.size < 0:
-            raise tarfile.ReadError("an entry with a negative size")
-        if self.type in _TAR_HEADERS and self.size > _HEADER_LIMIT:
-            raise tarfile.ReadError(f"an extended header of {self.size} bytes")
-        if self.type == tarfile.GNUTYPE_SPARSE:
-            raise tarfile.ReadError("a sparse file")
-        if self.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE):
-            source = archive.fileobj
-            content = source.read(self._block(self.size))  # type: ignore[attr-defined]
-            if b"GNU.sparse." in content:
-                raise tarfile.ReadError("a sparse file")
-            if re.search(rb"[0-9]{100}", content):  # CVE-2024-6232: quadratic in the digits
-                raise tarfile.ReadError("an extended header of digits")
-            archive.fileobj = _Replayed(archive, source, content)
-        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
-
-
-class _Replayed:
-    """A tar's stream in front of a block that was read already; gone once that is read again."""
-
-    def __init__(self, archive: Any, source: Any, content: bytes) -> None:
-        self._archive, self._source, self._content = archive, source, content
-
-    def read(self, _size: int) -> bytes:
-        self._archive.fileobj = self._source
-        return self._content
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-
 def open_tar(
     path: Path | None = None, *, stream: IO[bytes] | None = None, mode: str = "r"
 ) -> tarfile.TarFile:
     """Open an untrusted tar archive, a file or a ``stream``; its entries raise what is in BROKEN."""
-    return tarfile.open(path, mode, fileobj=stream, tarinfo=_Entry)  # type: ignore[call-overload, no-any-return]
+    return tarfile.open(path, mode, fileobj=stream, tarinfo=tar_headers.Entry)  # type: ignore[call-overload, no-any-return]
 
 
 def inside(root: Path, path: PurePosixPath, *, strict: bool = False) -> Path:

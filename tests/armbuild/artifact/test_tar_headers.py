@@ -1,0 +1,119 @@
+"""Archives that Python's tarfile and the one of Go, with which docker and podman read, take in two ways."""
+
+import io
+import tarfile
+
+import pytest
+
+from armbuild.artifact import archives
+
+SIZE, DEVMAJOR = slice(124, 136), slice(329, 337)
+HIDDEN = b"hidden".ljust(512, b"\0")
+
+
+def block(name, size=0, kind=tarfile.REGTYPE, form=tarfile.USTAR_FORMAT, **fields):
+    """Return a header with the ``fields`` (place, bytes) in it, and a checksum that holds."""
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.type = size, kind
+    header = bytearray(entry.tobuf(form))
+    for place, content in fields.values():
+        header[place] = content
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def padded(content):
+    return content + bytes(-len(content) % 512)
+
+
+def record(name, value):
+    rest = b" " + name + b"=" + value + b"\n"
+    length = len(rest) + 1
+    while length != len(str(length)) + len(rest):
+        length = len(str(length)) + len(rest)
+    return str(length).encode() + rest
+
+
+def extended(content, kind=tarfile.XHDTYPE):
+    return block("extended", len(content), kind) + padded(content)
+
+
+FILE = block("usr/lib/x.so", 512) + HIDDEN
+PATH = extended(record(b"path", b"a/b"))
+LONG = extended(b"a/c\0", tarfile.GNUTYPE_LONGNAME)
+OLDEST = block("a", 512, tarfile.AREGTYPE)
+COMMENT = extended(record(b"comment", b"0" * 40), tarfile.XGLTYPE)
+TWO_MEANINGS = {
+    "a global size": extended(record(b"size", b"0"), tarfile.XGLTYPE) + FILE,
+    "a global place": extended(record(b"path", b"doc/x"), tarfile.XGLTYPE) + FILE,
+    "an empty size": extended(record(b"size", b"")) + FILE,
+    "a size that is no number": extended(record(b"size", b"5.0")) + FILE,
+    "an empty path": extended(record(b"path", b"")) + FILE,
+    "a path with a NUL": extended(record(b"path", b"a\0b")) + FILE,
+    "a damaged record": extended(record(b"path", b"a") + b"99 size=0\n") + FILE,
+    "a record without an end": extended(b"8 path=a/b\n") + FILE,
+    "a record behind the end": block("x", 9, tarfile.XHDTYPE) + padded(record(b"a", b"1234") * 2) + FILE,
+    "a name behind the end": block("x", 1, tarfile.GNUTYPE_LONGNAME) + padded(b"a/b/c") + FILE,
+    "a size behind a NUL": block("a", field=(SIZE, b"\x0000000001000")) + HIDDEN,
+    "a size with a sign": block("a", field=(SIZE, b"+0000001000\0")) + HIDDEN,
+    "a size with a prefix": block("a", field=(SIZE, b"0o000001000\0")) + HIDDEN,
+    "a size with an underscore": block("a", field=(SIZE, b"0_000001000\0")) + HIDDEN,
+    "a number of another base": block("a", major=(DEVMAJOR, b"\x81" + bytes(7))) + FILE,
+    "a damaged header": block("a") + block("b")[:148] + b"000001\0 " + block("b")[156:] + FILE,
+    "two extended headers": PATH + PATH + FILE,
+    "two long names": LONG + LONG + FILE,
+    "both kinds of names": PATH + LONG + FILE,
+    "both kinds of names, turned": LONG + PATH + FILE,
+    "a global header between": PATH + COMMENT + FILE,
+    "a header of Solaris": extended(record(b"path", b"a"), tarfile.SOLARIS_XHDTYPE) + FILE,
+    "a prefix in GNU's format": block(
+        "usr/x", form=tarfile.GNU_FORMAT, prefix=(slice(345, 348), b"doc")
+    ),
+    "a prefix alone": block("", kind=tarfile.AREGTYPE, prefix=(slice(345, 348), b"doc")),
+    "a folder by its second name": extended(record(b"path", b"a/")) + OLDEST + FILE,
+    "a folder by its first name": PATH + block("a/", 512, tarfile.AREGTYPE) + FILE,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TWO_MEANINGS)
+@pytest.mark.parametrize("mode", ["r", "r|"])
+def test_an_archive_with_two_meanings_is_refused(what, mode):
+    first = block("first", 512) + HIDDEN
+    content = first + TWO_MEANINGS[what] + bytes(1024)
+    with (
+        pytest.raises(tarfile.ReadError),
+        archives.open_tar(stream=io.BytesIO(content), mode=mode) as tar,
+    ):
+        list(tar)
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (COMMENT + PATH + FILE + FILE, ["a/b", "usr/lib/x.so"]),
+        (LONG + extended(b"target\0", tarfile.GNUTYPE_LONGLINK) + FILE + PATH + FILE, ["a/c", "a/b"]),
+        (extended(record(b"size", b"512") + record(b"mtime", b"1.5")) + FILE, ["usr/lib/x.so"]),
+        (block("a", field=(SIZE, b"        1000")) + HIDDEN + FILE, ["a", "usr/lib/x.so"]),
+        (block("a", field=(SIZE, b"\x80" + bytes(9) + b"\2\0")) + HIDDEN + FILE, ["a", "usr/lib/x.so"]),
+        (block("d/", kind=tarfile.AREGTYPE) + FILE, ["d", "usr/lib/x.so"]),
+        (block("p/" * 60 + "f") + FILE, ["p/" * 60 + "f", "usr/lib/x.so"]),
+    ],
+)  # fmt: skip
+def test_ordinary_headers_of_all_formats_are_read(content, names):
+    with archives.open_tar(stream=io.BytesIO(content + bytes(1024)), mode="r|") as tar:
+        assert [entry.name for entry in tar] == names
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_what_tarfile_writes_is_read(form):
+    data = io.BytesIO()
+    names = ["a", "d" * 90 + "/" + "f" * 90, *(["n" * 300] * (form != tarfile.USTAR_FORMAT))]
+    with tarfile.open(fileobj=data, mode="w", format=form) as tar:
+        for name in names:
+            entry = tarfile.TarInfo(name)
+            entry.uid = 10**7 if form != tarfile.USTAR_FORMAT else 1
+            tar.addfile(entry)
+    data.seek(0)
+    with archives.open_tar(stream=data) as tar:
+        assert [entry.name for entry in tar] == names
