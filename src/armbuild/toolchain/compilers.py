@@ -151,6 +151,9 @@ class Zig:
 
     def write(self, folder: Path, inputs: TargetInputs) -> None:
         (folder / "zig_driver.py").write_bytes(Path(zig_driver.__file__).read_bytes())
+        if inputs.sysroot and inputs.sysroot.openmp.exists():
+            header = zig_driver.OPENMP.replace("LIBRARY", str(inputs.sysroot.openmp))
+            (folder / zig_driver.OPENMP_HEADER).write_text(header)
         system = inputs.sysroot
         last = (*inputs.headers, *(system.includes if system else ()))
         fixed = [*inputs.flags, *(f"-L{path}" for path in (system.libraries if system else ()))]

@@ -35,6 +35,9 @@ SHARED = ("libstdc++.so.6", "libgomp.so.1", "libatomic.so.1", "libgfortran.so.5"
 ALTERNATIVES = ("openblas-pthread", "blas", "lapack")
 """Folders whose files Debian's scripts, which don't run here, would link one folder up; best first."""
 
+OPENMP = ("libomp.so", "libgomp.so")
+"""LLVM's OpenMP by the names to link, of which the second is for builds that know GCC alone."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sysroot:
@@ -60,6 +63,11 @@ class Sysroot:
         """Return the folders with libraries, in the order to search them."""
         names = ("linkable", f"usr/lib/{TRIPLET}", "usr/lib")
         return tuple(self.folder / name for name in names if (self.folder / name).is_dir())
+
+    @property
+    def openmp(self) -> Path:
+        """Return where LLVM's OpenMP is, if ``packages`` have it."""
+        return self.folder / "usr/lib" / TRIPLET / OPENMP[0]
 
     @property
     def pkg_config(self) -> tuple[Path, ...]:
@@ -102,9 +110,10 @@ def _make(suite: str, packages: tuple[str, ...], *, compiler: bool, mirror: str 
     def fill(folder: Path) -> None:
         debian.install(wanted, folder, suite=suite, mirror=mirror, skip=None if compiler else C_LIBRARY)
         _link_alternatives(folder)
+        _link_openmp(folder)
         _make_relocatable(folder)
 
-    name = f"{suite}-{cache.digest([wanted, compiler, ALTERNATIVES])}"
+    name = f"{suite}-{cache.digest([wanted, compiler, ALTERNATIVES, OPENMP])}"
     folder = debian.cache_folder("sysroots", name, mirror)
     return Sysroot(folder=cache.fill(folder, fill), suite=suite)
 
@@ -121,6 +130,16 @@ def _link_alternatives(folder: Path) -> None:
                 above.mkdir(exist_ok=True)
                 if not (above / path.name).exists():
                     (above / path.name).symlink_to(os.path.relpath(path, above))
+
+
+def _link_openmp(folder: Path) -> None:
+    """Put LLVM's OpenMP (--with libomp-dev) where any compiler looks, not clang of the same version alone."""
+    libraries = folder / "usr/lib" / TRIPLET
+    for header in sorted(folder.glob("usr/lib/llvm-*/**/omp.h"))[-1:]:
+        (folder / "usr/include").mkdir(exist_ok=True)
+        (folder / "usr/include/omp.h").symlink_to(os.path.relpath(header, folder / "usr/include"))
+        for name in OPENMP:
+            (libraries / name).symlink_to("libomp.so.5")
 
 
 def _make_relocatable(folder: Path) -> None:

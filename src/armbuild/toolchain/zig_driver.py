@@ -41,6 +41,21 @@ NAMES = {
 }
 """GCC's feature names that zig spells in another way."""
 GROUPS = {"crypto": ("aes", "sha2")}
+OPENMP = """\
+#pragma comment(lib, "LIBRARY")
+#ifdef __cplusplus
+extern "C"
+#endif
+__attribute__((weak, visibility("hidden"))) void __kmpc_dispatch_deinit(void *loc, int thread) {
+  (void)loc;
+  (void)thread;
+}
+"""
+"""What -fopenmp adds to each source: LLVM's library is linked with it, also where the linker gets no such
+option, as from CMake. zig's clang calls the function after a loop with a dynamic schedule. It is empty from
+LLVM 19 on, and absent from older ones, which Debian's releases with an old glibc have."""
+OPENMP_HEADER = "openmp.h"
+"""The file of it beside this one, if the target has LLVM's OpenMP."""
 
 
 def target_cpu(value: str, *, architecture: bool) -> str:
@@ -85,12 +100,21 @@ def compiler_arguments(arguments: list[str], *, target: str, settings: dict[str,
     if compiles:
         for folder in settings["headers"]:
             result += ["-idirafter", folder]
+        result += _openmp(arguments)
     if links:
         result += [] if any(argument.startswith("-O") for argument in result) else ["-O2"]
         result += [] if "-r" in arguments else ["-s"]
     else:
         result.append("-g0")
     return [*result, "-fno-sanitize=undefined"]  # which zig adds to unoptimized code
+
+
+def _openmp(arguments: list[str]) -> list[str]:
+    asked = any(re.fullmatch(r"-fopenmp(=\w+)?", argument) for argument in arguments)
+    assembler = any(argument.endswith((".s", ".S")) for argument in arguments)
+    header = f"{__file__.rpartition('/')[0]}/{OPENMP_HEADER}"
+    there = asked and not assembler and os.path.exists(header)  # noqa: PTH110 - as in _of_target
+    return ["-include", header] if there else []
 
 
 def _of_target(argument: str, headers: list[str]) -> str:

@@ -20,11 +20,15 @@ ON_ARM = "--lane native on an AArch64 machine"
 FORTRAN_SENTENCE = (
     "needs Fortran, which zig lacks: `--toolchain gcc` with `apt-get install gfortran-aarch64-linux-gnu`"
 )
-OPENMP_SENTENCE = "needs OpenMP, which zig lacks: `--toolchain gcc` brings it"
+OPENMP_SENTENCE = (
+    "needs OpenMP, which zig lacks: `--with libomp-dev` brings LLVM's, and `--toolchain gcc` GNU's"
+)
 GNU_CXX = "GNU's C++ library"
 GNU_CXX_SENTENCE = f"needs {GNU_CXX}, as Debian's libraries do, which zig lacks: `--toolchain gcc` brings it"
 WITHOUT_OPENMP = re.compile(r"dependency OpenMP(?: for \w+)? found: NO|Could NOT find OpenMP", re.IGNORECASE)
-WITHOUT_OPENMP_SENTENCE = "was built without OpenMP, which zig lacks: `--toolchain gcc` builds it with OpenMP"
+WITHOUT_OPENMP_SENTENCE = (
+    "was built without OpenMP, which zig lacks: `--toolchain gcc` or `--with libomp-dev` builds with it"
+)
 ON_THE_TARGET = f"--lane container can, or {ON_ARM}"
 OUT_OF_REACH = (
     "the build downloads sources that are out of reach: --with {}, where the project takes an installed one"

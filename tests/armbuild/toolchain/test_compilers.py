@@ -7,7 +7,7 @@ import pytest
 
 from armbuild.errors import MissingError
 from armbuild.host import failure
-from armbuild.toolchain import compilers
+from armbuild.toolchain import compilers, zig_driver
 from armbuild.toolchain.sysroot import TRIPLET, Sysroot
 from armbuild.toolchain.sysroot import make as make_sysroot
 
@@ -84,6 +84,17 @@ def test_fortran_is_linked_with_the_old_debians_runtime(tmp_path, monkeypatch):
     assert (done.returncode, done.stderr) == (0, "")
     needed = subprocess.check_output(["readelf", "-dW", tmp_path / "a.out"], text=True)
     assert "libgfortran.so.5" in needed
+
+
+def test_zig_knows_where_the_targets_openmp_is(sysroot, tmp_path):
+    inputs = compilers.TargetInputs(flags=(), headers=(), sysroot=sysroot)
+    zig = compilers.find("zig", target="aarch64-linux-gnu.2.28")
+    zig.write(tmp_path, inputs)
+    header = tmp_path / zig_driver.OPENMP_HEADER
+    assert not header.exists()
+    sysroot.openmp.touch()
+    zig.write(tmp_path, inputs)
+    assert f'#pragma comment(lib, "{sysroot.openmp}")' in header.read_text()
 
 
 @pytest.mark.parametrize("name", ["gcc", "clang"])

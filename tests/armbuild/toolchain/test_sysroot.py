@@ -76,6 +76,22 @@ def test_the_best_blas_is_where_debians_alternatives_would_link_it(tmp_path):
     assert (tmp_path / "usr/include/aarch64-linux-gnu/cblas.h").exists()
 
 
+@pytest.mark.parametrize("place", ["llvm-11/include/openmp", "llvm-14/lib/clang/14.0.6/include"])
+def test_llvms_openmp_is_where_any_compiler_looks(tmp_path, place):
+    made = sysroot.Sysroot(folder=tmp_path, suite="bullseye")
+    sysroot._link_openmp(tmp_path)
+    assert not made.openmp.exists()
+    (tmp_path / "usr/lib" / place).mkdir(parents=True)
+    (tmp_path / "usr/lib" / place / "omp.h").write_text("omp")
+    libraries = tmp_path / "usr/lib/aarch64-linux-gnu"
+    libraries.mkdir(parents=True)
+    (libraries / "libomp.so.5").touch()
+    sysroot._link_openmp(tmp_path)
+    assert (tmp_path / "usr/include/omp.h").read_text() == "omp"
+    assert made.openmp.samefile(libraries / "libomp.so.5")
+    assert (libraries / "libgomp.so").samefile(made.openmp), "for what knows GCC alone"
+
+
 def test_what_is_no_package_name_is_refused():
     with pytest.raises(UsageError, match="--with zlib1g-dev;rm"):
         sysroot.check_names(("zlib1g-dev;rm",))

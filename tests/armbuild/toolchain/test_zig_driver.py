@@ -82,6 +82,18 @@ def test_a_librarys_folder_that_a_program_of_the_build_machine_named_is_the_sysr
     assert arguments(*named, "a.c")[2:7] == named, "without a sysroot there is nothing to name"
 
 
+def test_code_for_openmp_asks_for_llvms_library_where_the_target_has_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(zig_driver, "__file__", str(tmp_path / "zig_driver.py"))
+    header = str(tmp_path / zig_driver.OPENMP_HEADER)
+    assert header not in arguments("-fopenmp", "-c", "a.c")
+    (tmp_path / zig_driver.OPENMP_HEADER).touch()
+    for option in ("-fopenmp", "-fopenmp=libomp"):
+        result = arguments(option, "-c", "a.c")
+        assert result[result.index(header) - 1] == "-include"
+    for others in ("-c a.c", "-fopenmp-simd -c a.c", "-fopenmp -c a.S", "-fopenmp a.o"):
+        assert header not in arguments(*others.split())
+
+
 def test_libraries_of_the_target_are_searched_last_and_only_where_something_is_linked():
     result = arguments("-shared", "-L/own", "a.o", "-lz", libraries=["-L/debian"])
     assert result.index("-L/own") < result.index("-L/debian")
