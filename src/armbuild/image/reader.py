@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import itertools
-import json
+import posixpath
 import re
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from armbuild.artifact.archives import BROKEN, ZstdFile, open_file, open_tar, walk
 from armbuild.artifact.limits import Budget, refuse_holes
 from armbuild.errors import CheckFailed, UsageError
+from armbuild.image import documents
 from armbuild.image.layers import MEDIA_TYPE, PLAIN, media_type
 
 if TYPE_CHECKING:
@@ -192,20 +193,23 @@ class ImageFile:
             raise CheckFailed(
                 f"{self.path}: {name} was tampered with or damaged: it does not match its digest"
             )
-        loaded = json.loads(content)
+        loaded = documents.parsed(content)
         if not isinstance(loaded, dict):
             raise CheckFailed(f"{self.path}: {name} is not an object")
-        return loaded
+        return documents.spelled(loaded, documents.DOCUMENT)
 
     def _oci(self) -> list[Manifest]:
         waiting, found = list(self._document("index.json")["manifests"]), []
+        if self.has("repositories") and not self.has("manifest.json"):
+            raise ValueError("it names other images for old dockers")
         for number in itertools.count():
             if not waiting:
                 break
             if number == MAX_MANIFESTS:  # an image behind them would be looked at by nobody but a runtime
                 raise CheckFailed(f"{self.path}: refused: more than {MAX_MANIFESTS} manifests and indexes")
-            entry = waiting.pop(0)
+            entry = documents.spelled(waiting.pop(0), documents.DESCRIPTOR)
             document = self._document(blob_name(entry["digest"]), entry["digest"])
+            documents.check_kind(entry, document)
             if entry.get("mediaType") in INDEXES or "manifests" in document:
                 name = entry.get("annotations", {})
                 waiting += [
@@ -220,26 +224,36 @@ class ImageFile:
         """Raise CheckFailed unless docker, which reads manifest.json, gets an image of index.json too."""
         known = {(image.config_name, *(layer.name for layer in image.layers)) for image in found}
         with self.open("manifest.json") as stream:
-            listed = json.loads(stream.read(DOCUMENT_LIMIT))
-        if any((entry["Config"], *entry["Layers"]) not in known for entry in listed):
+            listed = documents.parsed(stream.read(DOCUMENT_LIMIT))
+        if any(
+            (documents.spelled(entry, documents.SAVED)["Config"], *entry["Layers"]) not in known
+            for entry in listed
+        ):
             raise CheckFailed(
                 f"{self.path}: was tampered with: manifest.json, which docker reads, names another image than"
                 " index.json"
             )
 
     def _image(self, entry: dict[str, Any], document: dict[str, Any]) -> Manifest | None:
-        reference = document["config"]["digest"]
+        reference = documents.spelled(document["config"], documents.DESCRIPTOR)["digest"]
         config = self._document(blob_name(reference), reference)
-        if "rootfs" not in config or config.get("architecture") == "unknown":
+        architecture = config.get("architecture", "")
+        platform = documents.spelled(entry.get("platform") or {}, documents.PLATFORM).get(
+            "architecture", architecture
+        )
+        if "rootfs" not in config or architecture == platform == "unknown":
             return None  # an artifact, such as an attestation
-        diffs = config["rootfs"]["diff_ids"]
+        if architecture != platform:
+            raise ValueError(f"its index says {platform!r:.50}, its configuration {architecture!r:.50}")
+        diffs = documents.spelled(config["rootfs"], documents.ROOT)["diff_ids"]
         if len(diffs) > MAX_LAYERS:
             raise CheckFailed(f"{self.path}: refused: {len(diffs)} layers, more than {MAX_LAYERS}")
         if len(diffs) != len(document["layers"]):
             raise CheckFailed(f"{self.path}: {len(document['layers'])} layers, {len(diffs)} contents")
+        layers = [documents.spelled(layer, documents.DESCRIPTOR) for layer in document["layers"]]
         names = entry.get("annotations", {})
         return Manifest(
-            architecture=config.get("architecture", ""),
+            architecture=architecture,
             config=_checked(config),
             config_name=blob_name(reference),
             layers=tuple(
@@ -249,7 +263,7 @@ class ImageFile:
                     media_type=layer.get("mediaType", MEDIA_TYPE),
                     name=blob_name(layer["digest"]),
                 )
-                for layer, diff in zip(document["layers"], diffs, strict=True)
+                for layer, diff in zip(layers, diffs, strict=True)
             ),
             digest=entry["digest"],
             annotations=document.get("annotations", {}),
@@ -258,15 +272,15 @@ class ImageFile:
 
     def _docker(self) -> list[Manifest]:
         with self.open("manifest.json") as stream:
-            listed = json.loads(stream.read(DOCUMENT_LIMIT))
+            listed = documents.parsed(stream.read(DOCUMENT_LIMIT))
         found = []
         if len(listed) > MAX_MANIFESTS:
             raise CheckFailed(f"{self.path}: refused: {len(listed)} images, more than {MAX_MANIFESTS}")
         for entry in listed:
-            config = self._document(entry["Config"])
+            config = self._document(documents.spelled(entry, documents.SAVED)["Config"])
             with self.open(entry["Config"]) as stream:
                 digest = digest_of(stream)
-            diffs = config["rootfs"]["diff_ids"]
+            diffs = documents.spelled(config["rootfs"], documents.ROOT)["diff_ids"]
             if len(diffs) > MAX_LAYERS:
                 raise CheckFailed(f"{self.path}: refused: {len(diffs)} layers, more than {MAX_LAYERS}")
             found.append(
@@ -317,7 +331,7 @@ def open_image(path: Path) -> ImageFile:
     try:
         tar = stack.enter_context(open_tar(path))
         entries = Budget(path, path.stat().st_size).entries(tar)
-        members = {member.name.removeprefix("./"): member for member in entries}
+        members = _by_name(path, entries)
     except CheckFailed:
         stack.close()
         raise
@@ -331,6 +345,17 @@ def open_image(path: Path) -> ImageFile:
             f"{path}: a tar archive, but not an image: it has neither index.json nor manifest.json"
         )
     return ImageFile(path=path, _tar=tar, _members=members, _stack=stack)
+
+
+def _by_name(path: Path, entries: Iterator[tarfile.TarInfo]) -> dict[str, tarfile.TarInfo]:
+    """Return the entries of an archive; CheckFailed for two of one name, of which readers take either."""
+    found: dict[str, tarfile.TarInfo] = {}
+    for entry in entries:
+        name = posixpath.normpath(f"/./{entry.name}")[1:]
+        if name in found and not (entry.isdir() and found[name].isdir()):
+            raise CheckFailed(f"{path}: refused: it has two files with the name {name!r:.200}")
+        found[name] = entry
+    return found
 
 
 def _follow_links(members: dict[str, tarfile.TarInfo]) -> None:
@@ -350,7 +375,7 @@ def _follow_links(members: dict[str, tarfile.TarInfo]) -> None:
 
 def _checked(config: dict[str, Any]) -> dict[str, Any]:
     """Return an image's configuration with the parts that may be missing; raises one of _BROKEN."""
-    settings = dict(config.get("config") or {})
+    settings = documents.spelled(dict(config.get("config") or {}), documents.SETTINGS)
     labels = dict(settings.get("Labels") or {})
     if not all(isinstance(value, str) for value in labels.values()):
         raise TypeError("a label that is no text")

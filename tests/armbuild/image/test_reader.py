@@ -330,3 +330,96 @@ def test_a_saved_image_whose_documents_have_no_texts_is_refused(tmp_path, where,
             tar.add(tmp_path / name, name)
     with reader.open_image(tmp_path / "image.tar") as image, pytest.raises(CheckFailed, match="no text"):
         image.manifests()
+
+
+def rewritten(tmp_path, change, *, config=None):
+    """Return a layout whose index names a manifest (and its configuration) as ``change`` makes it."""
+    layout = tmp_path / "layout"
+    with tarfile.open(small.write(tmp_path, {"a": "1"}, User="1:1")) as tar:
+        tar.extractall(layout, filter="data")
+    (layout / "manifest.json").unlink()
+    index = json.loads((layout / "index.json").read_text())
+
+    def store(document):
+        content = document if isinstance(document, bytes) else json.dumps(document).encode()
+        digest = hashlib.sha256(content).hexdigest()
+        (layout / "blobs/sha256" / digest).write_bytes(content)
+        return f"sha256:{digest}"
+
+    def load(digest):
+        return json.loads((layout / reader.blob_name(digest)).read_text())
+
+    entry = index["manifests"][0]
+    manifest = load(entry["digest"])
+    if config:
+        manifest["config"]["digest"] = store(config(load(manifest["config"]["digest"])))
+    made = change(index, entry, manifest)
+    entry["digest"] = store(manifest if made is None else made)
+    (layout / "index.json").write_text(json.dumps(index))
+    return layout
+
+
+def twice(name):
+    """Return a change that has a name of the manifest twice; runtimes read the last one, or merge both."""
+    return lambda _index, _entry, manifest: (
+        json.dumps(manifest)[:-1] + f', "{name}": {json.dumps(manifest[name])}}}'
+    ).encode()
+
+
+CHANGES = {
+    "an index and an image": lambda _index, _entry, manifest: manifest.update(manifests=[]),
+    "another kind": lambda _index, entry, _manifest: entry.update(mediaType=reader.INDEXES[1]),
+    "layers twice": twice("layers"),
+    "layers twice, in capitals": lambda _index, _entry, manifest: manifest.update(Layers=[]),
+    "another letter": lambda _index, _entry, manifest: manifest.update({"layer\u017f": []}),
+    "a digest in capitals": lambda _index, _entry, manifest: manifest["layers"][0].update(Digest="x"),
+    "manifests in capitals": lambda index, _entry, _manifest: index.update(Manifests=[]),
+    "another architecture": lambda _index, entry, _manifest: entry.update(platform={"architecture": "amd64"}),
+    "the first format": lambda _index, _entry, manifest: manifest.update(fsLayers=[]),
+}
+CONFIGS = {
+    "an attestation of a platform": lambda config: config | {"architecture": "unknown"},
+    "a user in capitals": lambda config: config | {"config": config["config"] | {"USER": "0:0"}},
+    "a root in capitals": lambda config: {"Rootfs": config.pop("rootfs"), **config},
+    "contents in capitals": lambda config: config | {"rootfs": config["rootfs"] | {"Diff_IDs": []}},
+}
+
+
+@pytest.mark.parametrize("what", [*CHANGES, *CONFIGS])
+def test_an_image_that_runtimes_would_read_differently_is_refused(tmp_path, what):
+    """Go takes names in any letters, and of two the last: docker would run what the audit never saw."""
+    change = CHANGES.get(what, lambda _index, entry, _m: entry.update(platform={"architecture": "arm64"}))
+    layout = rewritten(tmp_path, change, config=CONFIGS.get(what))
+    with reader.open_image(layout) as image, pytest.raises(CheckFailed, match="make no sense"):
+        image.manifests()
+
+
+def test_what_a_runtime_reads_as_we_do_is_read(tmp_path):
+    layout = rewritten(
+        tmp_path,
+        lambda _index, entry, _manifest: entry.update(platform={"architecture": "arm64", "os": "linux"}),
+        config=lambda config: (
+            config | {"config": {"Labels": {"Architecture": "x", "user": "y", "User": "z"}}}
+        ),
+    )
+    with reader.open_image(layout) as image:
+        assert len(image.manifests()) == 1
+
+
+@pytest.mark.parametrize("name", ["index.json", "./index.json", "/index.json", "a/../index.json"])
+def test_two_files_with_one_name_are_refused(tmp_path, name):
+    """Docker takes the last one, skopeo the first."""
+    path = small.write(tmp_path, {"a": "1"})
+    with tarfile.open(path, "a") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.size = 2
+        tar.addfile(entry, io.BytesIO(b"{}"))
+    with pytest.raises(CheckFailed, match=r"two files with the name 'index\.json'"):
+        reader.open_image(path)
+
+
+def test_an_image_for_old_dockers_is_refused_beside_another(tmp_path):
+    layout = rewritten(tmp_path, lambda *_: None)
+    (layout / "repositories").write_text("{}")
+    with reader.open_image(layout) as image, pytest.raises(CheckFailed, match="other images for old dockers"):
+        image.manifests()
