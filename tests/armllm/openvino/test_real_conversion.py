@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
+import time
 from pathlib import Path
 
+import httpx2
 import pytest
 from tests.armllm.environments import python_with
 
 import armllm
+from armbuild.image.client import free_port
+from armllm import LLM, SamplingParams
+from armllm.sampling_params import StructuredOutputsParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 # Tokens of `LLM` and of OpenVINO GenAI, from the IR that a checkpoint becomes.
@@ -62,6 +69,16 @@ ours = [answer.prompt_token_ids, list(answer.outputs[0].token_ids)]
 print("RESULT", json.dumps([ours, [encoded.input_ids.data[0].tolist(), list(theirs.tokens[0])]]))
 """
 SMOKE_MODEL = Path(armllm.__file__).parent / "smoke" / "model"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["wheel", "image"]},
+        "cores": {"type": "integer", "minimum": 1, "maximum": 64},
+    },
+    "required": ["kind", "cores"],
+    "additionalProperties": False,
+}
+DEADLINE = 300  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +104,62 @@ def test_a_converted_checkpoint_gives_the_tokens_of_openvino_genai(
     assert ours == theirs
 
 
+def export(python, folder, weight_format):
+    """The smoke model as the published tool writes it."""
+    command = [python, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", SMOKE_MODEL]
+    command += ["--task", "text-generation-with-past", "--weight-format", weight_format, folder]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def serve(python, folder, log):
+    """``armllm serve --backend openvino``: its address once it answers."""
+    port, end = str(free_port()), time.monotonic() + DEADLINE
+    command = [python, "-m", "armllm", "serve", folder, "--backend", "openvino", "--dtype", "float32"]
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    with log.open("w") as output:
+        options = ["--host", "127.0.0.1", "--port", port]
+        server = subprocess.Popen([*command, *options], stdout=output, stderr=output, env=environment)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            assert server.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < end, log.read_text()[-3000:]
+            with contextlib.suppress(httpx2.TransportError):
+                httpx2.get(f"{url}/health").raise_for_status()
+                break
+            time.sleep(0.1)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def test_a_server_over_openvino_answers_in_the_form_of_a_schema(tmp_path, python):
+    """The text is that of armllm's own kernels: it would catch a grammar that another back end passes by."""
+    export(python, tmp_path / "model", "fp32")
+    prompt = {"prompt": "A wheel is", "temperature": 0, "max_tokens": 48}
+    schema = {"type": "json_schema", "json_schema": {"name": "made", "schema": SCHEMA}}
+    asked = {"model": str(tmp_path / "model"), **prompt, "response_format": schema}
+    with serve(python, tmp_path / "model", tmp_path / "log") as url:
+        answer = httpx2.post(f"{url}/v1/completions", json=asked, timeout=DEADLINE).json()
+    [choice] = answer["choices"]
+    made = json.loads(choice["text"])
+    assert made.keys() == {"kind", "cores"}
+    assert made["kind"] in {"wheel", "image"}
+    assert 1 <= made["cores"] <= 64
+    assert choice["finish_reason"] == "stop"
+    own = LLM(str(SMOKE_MODEL), dtype="float32")
+    outputs = StructuredOutputsParams(json=SCHEMA)
+    params = SamplingParams(temperature=0, max_tokens=48, structured_outputs=outputs)
+    [expected] = own.generate([prompt["prompt"]], params, use_tqdm=False)
+    assert choice["text"] == expected.outputs[0].text
+
+
 def test_a_folder_of_the_published_tool_is_taken_as_it_is(tmp_path, python):
     """From a prompt in text to the end token: it would catch another tokenizer and other input names."""
     folder = tmp_path / "model"
-    command = [python, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", SMOKE_MODEL]
-    command += ["--task", "text-generation-with-past", "--weight-format", "int8", folder]
-    subprocess.run(command, check=True, capture_output=True)
+    export(python, folder, "int8")
     ours, theirs = result_of([python, "-c", PUBLISHED, folder, "A wheel is"], tmp_path)
     assert ours == theirs
     assert len(ours[1]) > 4
