@@ -38,6 +38,34 @@ pub extern "C" fn version_and_one() -> u64 {
     unsafe { plus_one(openssl_sys::OpenSSL_version_num() as u64) }
 }
 """
+RING = ("ring", "cc", "cfg-if", "getrandom", "jobserver", "libc", "shlex", "spin", "untrusted")
+USES_RING = """
+use ring::{aead, digest};
+
+fn begins(bytes: &[u8]) -> u64 {
+    u64::from_be_bytes(bytes[..8].try_into().unwrap())
+}
+
+#[no_mangle]
+pub extern "C" fn hashed() -> u64 {
+    begins(digest::digest(&digest::SHA256, b"abc").as_ref())
+}
+
+#[no_mangle]
+pub extern "C" fn sealed() -> u64 {
+    let key = aead::LessSafeKey::new(aead::UnboundKey::new(&aead::AES_128_GCM, &[0; 16]).unwrap());
+    let mut block = vec![0; 16];
+    let nonce = aead::Nonce::assume_unique_for_key([0; 12]);
+    key.seal_in_place_append_tag(nonce, aead::Aad::empty(), &mut block).unwrap();
+    begins(&block)
+}
+"""
+ASKS_RING = """
+import ctypes, fixture_rust
+library = ctypes.CDLL(fixture_rust.__file__)
+library.hashed.restype = library.sealed.restype = ctypes.c_uint64
+print(f"{library.hashed():016x} {library.sealed():016x}")
+"""
 VENDORED = """
 [source.crates-io]
 replace-with = "debian"
@@ -57,10 +85,10 @@ def write(project, files):
         (project / name).write_text(text)
 
 
-def with_crates(project, names, root):
+def with_crates(project, names, root, suite="bookworm"):
     """Give a project crates of Debian's in place of the registry's; ``root`` is where they are unpacked."""
     packages = tuple(f"librust-{name}-dev" for name in names)
-    debian.install(packages, root, suite="bookworm", architecture="amd64", dependencies=False)
+    debian.install(packages, root, suite=suite, architecture="amd64", dependencies=False)
     shutil.copytree(root / "usr/share/cargo/registry", project / "crates")
     write(project, {".cargo/config.toml": VENDORED})
 
@@ -89,6 +117,7 @@ def test_rust_becomes_an_audited_wheel_that_panics_where_it_should(tmp_path):
     )  # fmt: skip
     assert result["verdict"] == "proven"
     assert result["reproducible"]
+    assert result["audit"]["needs"]["if_dispatched"] == ["lse", "sve"], "rustc compiles for the baseline"
     assert "rustc 1." in result["compiler"]
     with zipfile.ZipFile(result["path"]) as archive:
         (bill,) = (name for name in archive.namelist() if name.endswith("armbuild.cdx.json"))
@@ -133,6 +162,22 @@ def test_c_inside_rust_is_compiled_and_linked_for_the_target(tmp_path):
     assert run["said"] == "0x1", "OpenSSL 1.1 of the oldest Debian release"
     with zipfile.ZipFile(result["path"]) as archive:
         assert any("libcrypto" in name for name in archive.namelist())
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+def test_rings_c_and_assembly_compute_on_the_target(tmp_path):
+    project = shutil.copytree(PROJECT, tmp_path / "project", ignore=shutil.ignore_patterns("Cargo.lock"))
+    with_crates(project, RING, tmp_path / "root", suite="trixie")
+    with (project / "Cargo.toml").open("a") as file:
+        file.write('ring = "0.17"\n')
+    with (project / "src/lib.rs").open("a") as file:
+        file.write(USES_RING)
+    (tmp_path / "use.py").write_text(ASKS_RING)
+    result = built(project, tmp_path, "--cpu=neoverse-n1", f"--command=python {tmp_path / 'use.py'}")
+    (run,) = result["smoke"]["results"]
+    assert run["said"] == "ba7816bf8f01cfea 0388dace60b6a392", "SHA-256 of abc, AES-128-GCM of zeros"
 
 
 @pytest.mark.slow

@@ -230,6 +230,11 @@ SCIKIT = {
         'if(NOT "$ENV{FLAVOUR}" STREQUAL "sweet")\n  message(FATAL_ERROR "no flavour")\nendif()\n'
         "execute_process(COMMAND cat /proc/cpuinfo OUTPUT_VARIABLE cpu COMMAND_ERROR_IS_FATAL ANY)\n"
         'if(NOT cpu MATCHES " asimd")\n  message(FATAL_ERROR "another CPU: ${cpu}")\nendif()\n'
+        "execute_process(COMMAND ldconfig -p OUTPUT_VARIABLE known COMMAND_ERROR_IS_FATAL ANY)\n"
+        'if(NOT known MATCHES "libz\\\\.so\\\\.1 .libc6,AArch64." OR known MATCHES "x86-64")\n'
+        '  message(FATAL_ERROR "another machine: ${known}")\nendif()\n'
+        "find_path(HEADERS answer.h PATHS ${FETCHCONTENT_SOURCE_DIR_ANSWER} REQUIRED NO_DEFAULT_PATH "
+        "ONLY_CMAKE_FIND_ROOT_PATH)\n"
         "set(nested $ENV{NESTED_DIR}/build)\n"
         'foreach(step "-B;build" "--build;build")\n'
         "  execute_process(COMMAND ${CMAKE_COMMAND} ${step} WORKING_DIRECTORY $ENV{NESTED_DIR} "
@@ -281,7 +286,7 @@ def test_fetched_sources_a_patch_and_a_variable_make_a_wheel_whose_provenance_ha
     (tmp_path / "fix.patch").write_text("".join(difflib.unified_diff(old, new, "a/module.c", "b/module.c")))
     command = [sys.executable, "-m", "armbuild"]
     options = ["--lane=cross", "--cpu=neoverse-n1", "--env=FLAVOUR=sweet", f"--source=answer={answer}",
-               f"--source=nested={nested}", "--env=NESTED_DIR={nested}",
+               f"--source=nested={nested}", "--env=NESTED_DIR={nested}", "--with=zlib1g-dev",
                f"--patch={tmp_path / 'fix.patch'}", "--build-requires=cmake>=3.24", "--json",
                "--check-reproducible", "--sandbox", f"--output={tmp_path}",
                "--command=python -c 'import fetching as f; print(f.answer, f.__doc__)'"]  # fmt: skip
