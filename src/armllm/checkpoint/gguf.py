@@ -40,6 +40,13 @@ GEMMA_LAYER = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+# gpt-oss's, which are no weights and biases of modules
+WHOLE = {
+    ("attn_sinks", "weight"): "self_attn.sinks",
+    ("ffn_gate_exps", "bias"): "mlp.experts.gate_proj_bias",
+    ("ffn_up_exps", "bias"): "mlp.experts.up_proj_bias",
+    ("ffn_down_exps", "bias"): "mlp.experts.down_proj_bias",
+}
 # Read into the configuration, not into the model.
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 NUM_DIMENSIONS = 3  # of a tensor of all experts: expert, row, input
@@ -118,6 +125,8 @@ class GGUFCheckpoint:
             return {f"{OUTSIDE[stem]}.{ending}": (name, None)}
         block, _, rest = stem.partition(".")
         index, _, part = rest.partition(".")
+        if block == "blk" and (part, ending) in WHOLE:
+            return {f"model.layers.{index}.{WHOLE[part, ending]}": (name, None)}
         if block == "blk" and part in layer:
             return {f"model.layers.{index}.{layer[part]}.{ending}": (name, None)}
         shape = self._file.shape(name)

@@ -49,7 +49,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
     }
-    if architecture in ("llama", "olmoe", "qwen3", "qwen3moe"):
+    if architecture in ("gpt-oss", "llama", "olmoe", "qwen3", "qwen3moe"):
         values["attention_bias"] = bias
     if architecture == "llama":
         values["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
@@ -105,4 +105,5 @@ def _rope(file: GGUFFile) -> dict[str, Any]:
     scaling = {"rope_type": kind, "factor": own("rope.scaling.factor")}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = original
+        scaling["truncate"] = file.architecture != "gpt-oss"  # as its authors have it; the header doesn't say
     return {"rope_scaling": scaling}

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # general.architecture -> ours; "llama" with experts is Mixtral
 ARCHITECTURES = {
+    "gpt-oss": "GptOssForCausalLM",
     "llama": "MixtralForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
@@ -42,8 +43,13 @@ MIXTRAL_EXPERTS = {
 }
 
 
+GPT_OSS_LAYER = {"ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"}
+
+
 def layer_names(architecture: str) -> tuple[dict[str, str], dict[str, str]]:
     """Names of a layer's tensors, and of those that hold all experts, a number for {}."""
+    if architecture == "gpt-oss":
+        return GPT_OSS_LAYER, EXPERTS
     return (MIXTRAL_LAYER, MIXTRAL_EXPERTS) if architecture == "llama" else (LAYER, EXPERTS)
 
 
@@ -66,10 +72,10 @@ def expert_fields(file: GGUFFile) -> dict[str, Any]:
     fields = {
         "architectures": [ARCHITECTURES[file.architecture]],
         "num_experts_per_tok": file.own("expert_used_count"),
-        "num_local_experts" if file.architecture == "llama" else "num_experts": count,
+        "num_local_experts" if file.architecture in ("gpt-oss", "llama") else "num_experts": count,
         "moe_intermediate_size" if file.architecture.startswith("qwen") else "intermediate_size": size,
     }
-    if file.architecture != "llama":
+    if file.architecture not in ("gpt-oss", "llama"):
         fields["norm_topk_prob"] = bool(file.own("expert_weights_norm", file.architecture in NORMALIZED))
     if file.architecture == "olmoe":
         fields["clip_qkv"] = file.own("attention.clamp_kqv")

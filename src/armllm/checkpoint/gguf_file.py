@@ -19,6 +19,7 @@ MAX_PARTS = 1000
 ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
     "llama": "LlamaForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "phi3": "Phi3ForCausalLM",

@@ -28,12 +28,20 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# OpenAI's o200k: words begin with a capital letter or have none behind small ones
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # tokenizer.ggml.pre -> how text is split before byte pairs are merged; None: GPT-2's own expression
 SPLITS = {
     "default": None,
     "gpt-2": None,
     "llama-bpe": _WORDS.format(digits="{1,3}"),
     "llama3": _WORDS.format(digits="{1,3}"),
+    "gpt-4o": _O200K,
     "qwen2": _WORDS.format(digits=""),
     "deepseek-r1-qwen": _WORDS.format(digits=""),
     "smollm": None,

@@ -124,6 +124,9 @@ class SeparateExperts:
         return result if self.gathers is None else self.gathers.after(result)
 
 
+NAMES = ("gate_proj", "up_proj", "down_proj")
+
+
 def load_experts(
     weights: Weights,
     num_experts: int,
@@ -131,7 +134,7 @@ def load_experts(
     size: int,
     *,
     activation: str,
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    names: tuple[str, str, str] = NAMES,
 ) -> Experts:
     """Experts from ``experts.N.<name>.weight``, or from one of the pairs of `STACKED` tensors.
 
@@ -146,11 +149,22 @@ def load_experts(
         )
         down = _unstacked(weights, stacked[1], num_experts, (hidden_size, size), own_rows())
     else:
-        gate_name, up_name, down_name = names
-        scopes = [experts.scope(str(expert)) for expert in range(num_experts)]
-        gate_up = [_matrix(scope, {gate_name: size, up_name: size}, hidden_size) for scope in scopes]
-        down = [_matrix(scope, {down_name: hidden_size}, size) for scope in scopes]
+        gate_up, down = load_matrices(experts, num_experts, hidden_size, size, names)
     return combined(gate_up, down, sizes=(hidden_size, size), activation=activation)
+
+
+def load_matrices(
+    experts: Weights,
+    num_experts: int,
+    hidden_size: int,
+    size: int,
+    names: tuple[str, str, str] = NAMES,
+) -> tuple[Sequence[Matrix], Sequence[Matrix]]:
+    """Gates and ups of each expert, and its second matrix, from ``N.<name>.weight``."""
+    gate_name, up_name, down_name = names
+    scopes = [experts.scope(str(expert)) for expert in range(num_experts)]
+    gate_up = [_matrix(scope, {gate_name: size, up_name: size}, hidden_size) for scope in scopes]
+    return gate_up, [_matrix(scope, {down_name: hidden_size}, size) for scope in scopes]
 
 
 class Gathers(NamedTuple):

@@ -6,11 +6,12 @@ import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from armllm.kernels import ClampedSwiGLU
 from armllm.layers.linear import QuantizedLinear
-from armllm.layers.moe import GATES_AND_UPS, MoE, combined, own_rows, transposed_experts
+from armllm.layers.moe import GATES_AND_UPS, MoE, combined, load_matrices, own_rows, transposed_experts
 from armllm.layers.routing import Router
 from armllm.models.llama import (
     LlamaAttention,
@@ -79,12 +80,18 @@ class GptOssDecoderLayer(LlamaDecoderLayer):
             block, hidden, count, config.num_experts_per_tok, normalize=True, name="router", bias=True
         )
         experts, width = block.scope("experts"), config.intermediate_size
-        gate_up = _matrices(experts, "gate_up_proj", count, (2 * width, hidden))
-        down = _matrices(experts, "down_proj", count, (hidden, width))
-        gate_up_biases = gates_first(experts.take("gate_up_proj_bias", count, 2 * width), 1)
+        if experts.has("gate_proj_bias"):  # experts one by one, as in GGUF
+            gate_up, down = load_matrices(experts, count, hidden, width)
+            parts = [experts.take(f"{name}_proj_bias", count, width) for name in ("gate", "up")]
+            gate_up_biases = torch.cat(parts, 1)
+        else:
+            gate_up = _matrices(experts, "gate_up_proj", count, (2 * width, hidden))
+            down = _matrices(experts, "down_proj", count, (hidden, width))
+            gate_up_biases = gates_first(experts.take("gate_up_proj_bias", count, 2 * width), 1)
+        down_biases = experts.take("down_proj_bias", count, hidden)
         biases = (
             own_rows(GATES_AND_UPS)(gate_up_biases.t()).t().float().contiguous(),
-            own_rows()(experts.take("down_proj_bias", count, hidden).t()).t().float().contiguous(),
+            own_rows()(down_biases.t()).t().float().contiguous(),
         )
         activation = ClampedSwiGLU(config.swiglu_alpha, config.swiglu_limit)
         return MoE(router, combined(gate_up, down, biases, sizes=(hidden, width), activation=activation))

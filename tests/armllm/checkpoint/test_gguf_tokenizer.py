@@ -44,11 +44,22 @@ QWEN_SPLIT = (
     r"|\s+(?!\S)|\s+"
 )
 LLAMA3_SPLIT = QWEN_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+# as the tokenizer.json of gpt-oss has it
+O200K_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @pytest.mark.parametrize(
     ("pre", "split", "begins"),
-    [("gpt-2", None, False), ("qwen2", QWEN_SPLIT, False), ("llama-bpe", LLAMA3_SPLIT, True)],
+    [
+        ("gpt-2", None, False),
+        ("gpt-4o", O200K_SPLIT, False),
+        ("qwen2", QWEN_SPLIT, False),
+        ("llama-bpe", LLAMA3_SPLIT, True),
+    ],
 )
 def test_a_byte_level_tokenizer_gives_the_tokens_of_the_original(llama_file, pre, split, begins):
     path, arch, model = llama_file

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from tests.armllm.checkpoint import gguf_files
 from tests.armllm.checkpoint.gguf_files import KINDS
-from tests.armllm.models.reference import Spy, random_prompts
-from tests.armllm.quant import test_gguf, test_gguf_experts
+from tests.armllm.models.reference import Spy, random_prompts, save_reference
+from tests.armllm.quant import test_gguf, test_gguf_experts, test_gguf_gpt_oss
 
 from armllm import LLM
 from armllm.cli import main
@@ -70,6 +70,14 @@ def test_experts_are_packed_one_by_one(tmp_path, case):
     assert pack(path, tmp_path / "out") == 0
     assert torch.equal(logits(tmp_path / "out"), logits(path))
     assert inspect_checkpoint(str(tmp_path / "out"))["architecture"] == test_gguf_experts.CASES[case][0]
+
+
+def test_gpt_oss_is_packed_with_the_biases_of_its_experts(tmp_path):
+    model = save_reference(tmp_path / "hf", test_gguf_gpt_oss.CONFIG, 5)
+    path = tmp_path / "model.gguf"
+    test_gguf_gpt_oss.write(path, model, KINDS.MXFP4)
+    assert pack(path, tmp_path / "out") == 0
+    assert torch.equal(logits(tmp_path / "out"), logits(path))
 
 
 def test_the_tokenizer_becomes_files(llama_file):
