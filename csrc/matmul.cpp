@@ -177,4 +177,41 @@ void matmul(const KernelTable& table, WeightForm form, Storage storage, const Ma
   parallel_stages(stages + first, end - first, threads);
 }
 
+void head_matmul(const KernelTable& table, Storage storage, const MatmulArgs& first, const Heads& heads) {
+  const MatmulKernel& kernel = matmul_kernel(table, WeightForm::panels, storage);
+  const WeightShape& shape = first.shape;
+  if (first.rows == 0 || heads.count == 0 || shape.out_features == 0) return;
+
+  thread_local Workspace workspace;
+  const int threads = num_threads();
+  const int64_t activation_bytes = ceil_div(kernel.activation_bytes(shape, first.rows), 64) * 64;
+  const int64_t scratch_bytes = kernel.scratch_bytes(shape, first.rows);
+  char* const memory = workspace.reserve(heads.count * activation_bytes + threads * scratch_bytes);
+  const ThreadScratch scratch{memory + heads.count * activation_bytes, scratch_bytes};
+  const int64_t size = bytes_of(storage);
+  const int64_t panel_bytes = panel_elements(shape.in_features) * size;
+  const int64_t weight_bytes = shape.out_features / kPanelColumns * panel_bytes;
+  const auto product_of = [&](int64_t head) {
+    MatmulArgs a = first;
+    a.x = static_cast<const char*>(first.x) + head * heads.x_stride * size;
+    a.out = static_cast<char*>(first.out) + head * heads.out_stride * size;
+    a.weight = static_cast<const char*>(first.weight) + head * weight_bytes;
+    a.activations = memory + head * activation_bytes;
+    return a;
+  };
+
+  constexpr int64_t kRowsTogether = 32;
+  const Ranges ranges(first.rows, shape.in_features, kProductElements, kRowsTogether);
+  const auto quantize = [&](int64_t item, int) {
+    const int64_t range = item % ranges.count();
+    kernel.quantize(product_of(item / ranges.count()), ranges.begin(range), ranges.end(range));
+  };
+  const ProductItems items(kernel, shape, first.rows, ceil_div(wanted_items(threads), heads.count));
+  const auto multiply = [&](int64_t item, int thread) {
+    items.run(product_of(item / items.count()), item % items.count(), scratch.of(thread));
+  };
+  const Stage stages[] = {{heads.count * ranges.count(), quantize}, {heads.count * items.count(), multiply}};
+  parallel_stages(stages, 2, threads);
+}
+
 }  // namespace armllm

@@ -51,6 +51,28 @@ void py_panel_linear(PyObject* const* a) {
   float_product(WeightForm::panels, type, a, tokens, {out_features, in_features, 0, false}, x, weight);
 }
 
+void py_head_linear(PyObject* const* a) {
+  StorageType type;
+  Size tokens("tokens"), heads("heads"), in_features(integer("weight.in_features", a[4]));
+  const int64_t rows = integer("weight.out_features", a[3]);
+  const Tensor x = TensorMatcher({tokens, heads, in_features}).of(type).match("x", a[1]);
+  if (heads == 0 || rows % (heads * kPanelColumns) != 0) {
+    throw std::invalid_argument("weight has " + std::to_string(rows) + " rows, expected a multiple of " +
+                                std::to_string(kPanelColumns) + " for each of the " + heads.text() +
+                                " heads");
+  }
+  Size out_features(rows / heads), panels(rows / kPanelColumns), elements(panel_elements(in_features));
+  const Tensor weight = TensorMatcher({panels, elements}).of(type).contiguous().match("weight.data", a[2]);
+  const Tensor out = TensorMatcher({tokens, heads, out_features}).of(type).written().match("out", a[0]);
+  const MatmulArgs first{out.data,    x.data,        nullptr,
+                         weight.data, nullptr,       {out_features, in_features, 0, false},
+                         tokens,      out.stride[0], x.stride[0]};
+  const Heads strides{heads, out.stride[1], x.stride[1]};
+  run_op([storage = Storage(type), first, strides] {
+    head_matmul(dispatched().table, storage, first, strides);
+  });
+}
+
 void py_fp8_linear(PyObject* const* a) {
   StorageType type;
   Size tokens("tokens"), in_features("in_features"), groups("groups");
@@ -311,6 +333,7 @@ void py_check_packed(PyObject* const* a) {
 PyMethodDef methods[] = {
     ARMLLM_METHOD("linear", "out, x, weight, bias", py_linear),
     ARMLLM_METHOD("panel_linear", "out, x, weight, bias, out_features, in_features", py_panel_linear),
+    ARMLLM_METHOD("head_linear", "out, x, weight, out_features, in_features", py_head_linear),
     ARMLLM_METHOD("fp8_linear", "out, x, weight, scales, bias, out_features, in_features, group_size",
                   py_fp8_linear),
     ARMLLM_METHOD("touch_panels", "panels", py_touch_panels),

@@ -71,6 +71,9 @@ def panel_linear(
     in_features: int,
     /,
 ) -> None: ...
+def head_linear(
+    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, out_features: int, in_features: int, /
+) -> None: ...
 def fp8_linear(
     out: torch.Tensor,
     x: torch.Tensor,

@@ -276,7 +276,7 @@ struct MatmulArgs {
   const void* x;       // [rows, in_features]
   const void* bias;    // [out_features], or null
   const void* weight;  // packed
-  void* activations;   // scratch memory, 64 bytes aligned: the quantized x
+  void* activations;   // scratch memory, 64 bytes aligned: the quantized x; or x itself, read in place
   WeightShape shape;
   int64_t rows;
   int64_t out_stride, x_stride;

@@ -126,6 +126,13 @@ struct Beside {
 // args.activations is ignored: the scratch memory is the driver's.
 void matmul(const KernelTable& table, WeightForm form, Storage storage, const MatmulArgs& args,
             const Beside& beside = {});
+// Products of heads, each with panels of its own: out[t, h, n] = sum_k x[t, h, k] * w[h, n, k]. `first` is
+// that of the first head, without a bias; its out_features are a multiple of kPanelColumns. Those of the
+// others lie so many elements further.
+struct Heads {
+  int64_t count, out_stride, x_stride;
+};
+void head_matmul(const KernelTable& table, Storage storage, const MatmulArgs& first, const Heads& heads);
 
 // A mixture of experts in one call: out[t] = sum_j expert_weights[t, j] * mlp(x[t]) of expert
 // expert_ids[t, j], where mlp(x) = down(function(gate(x)) * up(x)). Between the products all is float; both

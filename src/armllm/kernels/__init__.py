@@ -17,7 +17,7 @@ from armllm.kernels.attention import (
     paged_attention,
     write_kv_cache,
 )
-from armllm.kernels.dense import Fp8Weight, PanelWeight, linear, pack_fp8, pack_panels
+from armllm.kernels.dense import Fp8Weight, PanelWeight, head_linear, linear, pack_fp8, pack_panels
 from armllm.kernels.elementwise import fused_add_rms_norm, gather_rows, layer_norm, rms_norm, rotary_embedding
 from armllm.kernels.lora import LoraSlots, add_lora
 from armllm.kernels.matmul import (
@@ -72,6 +72,7 @@ __all__ = [
     "gelu",
     "gelu_and_mul",
     "get_num_threads",
+    "head_linear",
     "join_experts",
     "kv_cache_layout",
     "layer_norm",

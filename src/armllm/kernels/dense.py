@@ -153,3 +153,16 @@ def linear(
         )
     else:
         extension.linear(out, x, weight, bias)
+
+
+def head_linear(out: Tensor, x: Tensor, weight: PanelWeight) -> None:
+    """Write ``x[:, h] @ weight[h].T`` to ``out[:, h]`` for each head h.
+
+    - ``x``: [tokens, heads, in_features].
+    - ``weight``: [heads * out_features, in_features] in panels, one head's rows after another's;
+      out_features is a multiple of 16.
+    - ``out``: [tokens, heads, out_features]; it must not overlap ``x``.
+
+    Dtypes and sums are those of `linear`. Raises ValueError that names the wrong argument.
+    """
+    extension.head_linear(out, x, weight.data, weight.out_features, weight.in_features)

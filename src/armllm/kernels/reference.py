@@ -115,6 +115,12 @@ def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     out.copy_(product if bias is None else product + bias.float())
 
 
+def head_linear(out: Tensor, x: Tensor, weight: Tensor) -> None:
+    """Compute x W^T per head of ``x[T, H, K]`` and ``weight[H * N, K]``."""
+    each = weight.float().view(x.shape[1], -1, x.shape[2])
+    out.copy_(torch.einsum("thk,hnk->thn", x.float(), each))
+
+
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> None:
     """Compute x / sqrt(mean(x^2) + eps) * (weight + offset), per row of ``x[T, H]``."""
     wide = x.float()

@@ -96,10 +96,14 @@ class Attention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, metadata: AttentionMetadata) -> Tensor:
         """Store keys and values, and attend by ``query``: all are ``[T, heads, head_dim]``."""
+        self.store(key, value, metadata)
+        return self.attend(query, metadata)
+
+    def store(self, key: Tensor, value: Tensor, metadata: AttentionMetadata) -> None:
+        """Put keys and values ``[T, heads, head_dim]`` into the cache."""
         if not self._takes_own:
             key, value = (x[:, self._own_kv.start : self._own_kv.stop] for x in (key, value))
         kernels.write_kv_cache(key, value, self.cache, self.layout, metadata.slot_mapping)
-        return self.attend(query, metadata)
 
     def attend(self, query: Tensor, metadata: AttentionMetadata) -> Tensor:
         """By ``query[T, heads, head_dim]`` to keys and values that are in the cache."""

@@ -1,4 +1,4 @@
-"""Attention within whole sequences, every token to every other one, without a lasting KV cache."""
+"""Attention within whole sequences, without a lasting KV cache."""
 
 from __future__ import annotations
 
@@ -25,12 +25,23 @@ class EncoderAttention:
     """Scaled dot-product attention over packed sequences (Vaswani et al. 2017).
 
     ``reach``: a token sees this many tokens on either side, and itself; None: all of its sequence.
+    ``causal``: it sees none behind it. ``scale``: of the scores, 1 / sqrt(head_dim) by default.
     """
 
-    def __init__(self, *, num_heads: int, head_dim: int, reach: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        head_dim: int,
+        reach: int | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+    ) -> None:
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.window = None if reach is None else reach + 1
+        self.bidirectional = not causal
+        self.scale = head_dim**-0.5 if scale is None else scale
         self.zeros = -head_dim % 8  # behind each head, which a kernel takes in eights
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, query_start_loc: Tensor) -> Tensor:
@@ -56,9 +67,9 @@ class EncoderAttention:
             scratch.tables,
             scratch.starts,
             scratch.lens,
-            self.head_dim**-0.5,
+            self.scale,
             sliding_window=self.window,
-            bidirectional=True,
+            bidirectional=self.bidirectional,
         )
         return out[..., : self.head_dim]
 

@@ -21,7 +21,9 @@ from torch import Tensor
 import armisa
 from armllm import kernels
 from armllm.checkpoint.matrix import PackedMatrix
+from armllm.checkpoint.weights import CheckingWeights
 from armllm.errors import CheckpointError
+from armllm.kernels.dense import PANEL_COLUMNS
 from armllm.layers.asymmetric import AsymmetricLinear
 from armllm.layers.lora import current_slots
 from armllm.layers.ranks import Cut, current_ranks
@@ -125,6 +127,23 @@ def quantized(
     return AsymmetricLinear(
         product, packed.weight, packed.input_scale, packed.input_zero, packed.columns, bias
     )
+
+
+class HeadLinear:
+    """The products of heads with ``weight[heads, out_features, in_features]``, in x's dtype."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.heads, self.out_features = weight.shape[:2]
+        if not weight.is_meta:
+            missing = -self.out_features % PANEL_COLUMNS
+            rows = torch.nn.functional.pad(weight, (0, 0, 0, missing)).flatten(0, 1)
+            self.weight = kernels.pack_panels(rows.contiguous())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x[T, heads, in_features]`` to ``[T, heads, out_features]``."""
+        out = x.new_empty(x.shape[0], self.heads, self.weight.out_features // self.heads)
+        kernels.head_linear(out, x, self.weight)
+        return out if out.shape[2] == self.out_features else out[..., : self.out_features].contiguous()
 
 
 class Watched:
@@ -310,6 +329,21 @@ def load_linear(
     if cut is not None or slots is not None or weights.watch is None:
         return product
     return Watched(product, [weights.prefix + name for name in parts], weights.watch)
+
+
+def matrix_of(product: Linear, weights: Weights, out_features: int, in_features: int) -> Tensor:
+    """The matrix ``[out_features, in_features]`` of a product, decoded, in the model's dtype.
+
+    It is a copy, whose memory is counted while ``weights`` are checked.
+    """
+    if isinstance(weights, CheckingWeights):
+        weights.inventory.num_bytes += out_features * in_features * weights.dtype.itemsize
+        return torch.empty(out_features, in_features, dtype=weights.dtype, device="meta")
+    # The product with the identity. Rounding to integers leaves a row's largest number as it is.
+    if isinstance(product, QuantizedLinear | AsymmetricLinear):
+        rows = torch.eye(in_features).mul_(product.unit)
+        return product(rows).div_(product.unit).to(weights.dtype).T
+    return product(torch.eye(in_features, dtype=weights.dtype)).T
 
 
 def _load(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:

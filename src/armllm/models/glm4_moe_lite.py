@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from armllm.models.deepseek import DeepseekV3ForCausalLM, Defaults, read_deepseek
+from armllm.models.deepseek import DeepseekV3ForCausalLM, read_deepseek
 from armllm.models.glm4_moe import read_routing, sparse_fields
+from armllm.models.latent import Defaults
 
 if TYPE_CHECKING:
     from armllm.checkpoint.config import ConfigReader

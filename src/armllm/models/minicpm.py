@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from armllm.models.deepseek import Defaults, LatentAttention, LatentConfig, read_latent
 from armllm.models.granite import GraniteConfig, GraniteDecoderLayer, GraniteForCausalLM
+from armllm.models.latent import Defaults, LatentAttention, LatentConfig, read_latent
 from armllm.models.llama import LlamaForCausalLM, llama_fields
 from armllm.models.windows import same_everywhere
 

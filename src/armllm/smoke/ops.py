@@ -204,7 +204,17 @@ def _linear(ops: Any, dtype: torch.dtype, *, panels: bool = False) -> Tensor:
         out = torch.empty(rows, 90, dtype=dtype)
         ops.linear(out, _random(rows, HIDDEN, dtype=dtype), weight, bias)
         parts.append(out.flatten())
+    if panels:
+        parts.append(_head_linear(ops, dtype).flatten())
     return torch.cat(parts)
+
+
+def _head_linear(ops: Any, dtype: torch.dtype) -> Tensor:
+    """Three heads."""
+    weight = ops.pack_panels(_random(3 * 32, HIDDEN, dtype=dtype).mul(HIDDEN**-0.5))
+    out = torch.empty(ROWS, 3, 32, dtype=dtype)
+    ops.head_linear(out, _random(ROWS, 3 * HIDDEN, dtype=dtype).view(ROWS, 3, HIDDEN), weight)
+    return out
 
 
 def _decode_fp8(ops: Any, dtype: torch.dtype) -> Tensor:

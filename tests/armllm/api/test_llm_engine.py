@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from armllm import LLM, PoolingParams, SamplingParams
+from armllm import LLM, PoolingParams, SamplingParams, StructuredOutputsParams
 from armllm.api import llm_engine
 from armllm.engine import prompt_logprobs, sampler
 from armllm.engine.pooling import Pooler
@@ -153,10 +153,13 @@ def test_decodes_that_go_on_in_one_call_give_the_same(make_checkpoint, monkeypat
         for index, length in enumerate(lengths)
     ]
     params.append(SamplingParams(max_tokens=40, temperature=0, stop=["e"]))
+    params.append(SamplingParams(max_tokens=80, temperature=1, seed=8, n=2, ignore_eos=True))
+    form = StructuredOutputsParams(regex="[a-f]{20,30}")
+    params.append(SamplingParams(max_tokens=40, temperature=1, seed=9, structured_outputs=form))
     asked = [[*PROMPT, index] for index in range(len(params))]
     with monkeypatch.context() as context:
         context.setattr(llm_engine.LLMEngine, "_decode_on", lambda *_: None)
-        usual = [output.outputs[0] for output in other.generate(asked, params, use_tqdm=False)]
+        usual = [one for output in other.generate(asked, params, use_tqdm=False) for one in output.outputs]
     decode_on, calls = llm_engine.LLMEngine._decode_on, []
 
     def counted(engine, sequences):
@@ -165,7 +168,7 @@ def test_decodes_that_go_on_in_one_call_give_the_same(make_checkpoint, monkeypat
         calls.append(engine.stats().num_steps - before)
 
     monkeypatch.setattr(llm_engine.LLMEngine, "_decode_on", counted)
-    found = [output.outputs[0] for output in other.generate(asked, params, use_tqdm=False)]
+    found = [one for output in other.generate(asked, params, use_tqdm=False) for one in output.outputs]
     assert [(one.token_ids, one.text, one.logprobs) for one in found] == [
         (one.token_ids, one.text, one.logprobs) for one in usual
     ]

@@ -98,6 +98,10 @@ def product(name, x):
     weight = torch.randn(OUT, COLUMNS, dtype=x.dtype)
     if name == "linear":
         return [out, x, weight, bias]
+    if name == "head_linear":
+        packed = kernels.pack_panels(weight.repeat(2 * 16, 1))
+        out = torch.zeros(ROWS, 2, 16 * OUT, dtype=x.dtype)
+        return [out, x.unsqueeze(1).repeat(1, 2, 1), packed.data, 2 * 16 * OUT, COLUMNS]
     if name == "fp8_linear":
         scales, small = torch.rand(OUT, 4), weight.to(torch.float8_e4m3fn)
         packed = kernels.pack_fp8(small, scales, group_size=12, dtype=x.dtype)

@@ -178,3 +178,49 @@ def test_rows_beyond_the_panels_are_refused(first):
         panels.put(first, torch.ones(16, 8))
     with pytest.raises(ValueError, match=r"^panels has shape \[1, 128\]"):
         panels.put(0, torch.ones(16, 12))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [(1, 3, 32, 20), (5, 2, 16, 7), (0, 2, 16, 8), (40, 4, 48, 64)])
+def test_products_of_heads_have_the_bits_of_products_one_by_one(size, dtype):
+    tokens, heads, out_features, in_features = size
+    wide = torch.randn(tokens, heads, in_features + 3).to(dtype)
+    x, weight = wide[..., :in_features], torch.randn(heads, out_features, in_features).to(dtype)
+    out = torch.full((tokens, heads + 1, out_features + 4), 7.0, dtype=dtype)
+    kernels.head_linear(out[:, :heads, :out_features], x, kernels.pack_panels(weight.flatten(0, 1)))
+    for head in range(heads):
+        expected = torch.empty(tokens, out_features, dtype=dtype)
+        kernels.linear(expected, x[:, head].contiguous(), kernels.pack_panels(weight[head]))
+        assert torch.equal(out[:, head, :out_features], expected)
+    assert (out[:, heads] == 7).all()
+    assert (out[..., out_features:] == 7).all()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_products_of_heads_are_the_same_with_any_number_of_threads(threads):
+    x, weight = torch.randn(70, 5, 40), kernels.pack_panels(torch.randn(5 * 64, 40))
+    outs = [torch.empty(70, 5, 64) for _ in range(2)]
+    before = kernels.get_num_threads()
+    for number, out in zip((threads, 2), outs, strict=True):
+        kernels.set_num_threads(number)
+        kernels.head_linear(out, x, weight)
+    kernels.set_num_threads(before)
+    assert torch.equal(*outs)
+
+
+def test_what_does_not_fit_heads_is_named():
+    x, weight = torch.ones(3, 2, 8), kernels.pack_panels(torch.ones(32, 8))
+    with pytest.raises(ValueError, match=r"^x has shape \[3, 2, 7\], expected \[tokens, heads, 8\]"):
+        kernels.head_linear(torch.empty(3, 2, 16), x[..., :7], weight)
+    with pytest.raises(
+        ValueError, match=r"^weight has 32 rows, expected a multiple of 16 for each of the 3 "
+    ):
+        kernels.head_linear(torch.empty(3, 3, 16), torch.ones(3, 3, 8), weight)
+    with pytest.raises(
+        ValueError, match=r"^weight has 32 rows, expected a multiple of 16 for each of the 0 "
+    ):
+        kernels.head_linear(torch.empty(3, 0, 16), torch.ones(3, 0, 8), weight)
+    with pytest.raises(ValueError, match=r"^out has shape \[3, 2, 8\], expected \[3, 2, 16\]"):
+        kernels.head_linear(torch.empty(3, 2, 8), x, weight)
+    with pytest.raises(ValueError, match=r"^weight\.data has dtype torch\.float32, expected torch\.float16"):
+        kernels.head_linear(torch.empty(3, 2, 16).half(), x.half(), weight)

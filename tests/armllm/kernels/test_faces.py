@@ -131,6 +131,10 @@ FITTING = {
     },
     "gelu": lambda t, _: plain(t, approximate="tanh"),
     "gelu_and_mul": lambda t, _: plain(t, 2 * HIDDEN, approximate="tanh"),
+    "head_linear": lambda t, _: {
+        "out": ones(TOKENS, HEADS, HIDDEN, dtype=t), "x": heads(t),
+        "weight": kernels.pack_panels(ones(HEADS * HIDDEN, HEAD_DIM, dtype=t)),
+    },
     "join_experts": lambda t, _: {
         "gate_up": [ones(2 * HIDDEN, HIDDEN, dtype=t)] * 2, "down": [ones(HIDDEN, HIDDEN, dtype=t)] * 2,
     },

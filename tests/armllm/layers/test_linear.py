@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from armllm import kernels
 from armllm.checkpoint.folder import Checkpoint
+from armllm.checkpoint.matrix import IntegerWeight
 from armllm.checkpoint.weights import LoadingWeights
 from armllm.layers import linear
 
@@ -143,3 +144,42 @@ def test_panels_are_made_from_the_files_without_a_copy_in_the_wanted_dtype(cpu, 
         assert isinstance(product.weight, kernels.PanelWeight)
         whole = torch.cat([stored[name] for name in parts]).half()
         assert torch.equal(product(x), linear.dense(whole)(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {},
+        {"input_scale": 0.003},
+        {"input_scale": 0.003, "input_zero": 5},
+        {"input_scale": 0.003, "input_zero": -128},
+        {"input_zero": 0},
+        {"columns": torch.arange(63, -1, -1)},
+    ],
+    ids=["own scales", "static", "above zero", "below zero", "own zero points", "columns"],
+)
+def test_the_matrix_of_a_quantized_product_is_the_decoded_one(tmp_path, inputs, dtype):
+    """Small scales of inputs would be lost in 16 bits."""
+    torch.manual_seed(2)
+    weight = IntegerWeight(
+        q=torch.randint(-127, 128, (48, 64), dtype=torch.int8),
+        scales=torch.rand(48, 2) * 1e-3 + 1e-4,
+        zeros=None,
+        bits=8,
+        **inputs,
+    )
+    save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
+    product = linear.quantized(weight)
+    found = linear.matrix_of(product, LoadingWeights(Checkpoint(tmp_path), dtype), 48, 64)
+    assert found.dtype is dtype
+    step = 2**-10 if dtype is torch.float16 else 1e-6
+    assert torch.allclose(found.float(), weight.dequantize(), rtol=step, atol=1e-6)
+
+
+def test_the_matrix_of_a_dense_product_is_a_copy_of_its_own(tmp_path):
+    save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        weight = torch.randn(40, 24).to(dtype)
+        weights = LoadingWeights(Checkpoint(tmp_path), dtype)
+        assert torch.equal(linear.matrix_of(linear.dense(weight), weights, 40, 24), weight)
