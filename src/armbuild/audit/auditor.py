@@ -128,6 +128,7 @@ class _Run:
                 self.variant_floor, problems = wheel.variant_floor(self.wheel, self.contents)
                 self.errors.extend(problems)
             self.errors.extend(wheel.check_record(self.contents))
+            self.errors.extend(wheel.check_scripts(self.contents))
             info, problems = wheel.build_info(self.contents)
             self.errors.extend(problems)
         elif not self.files:

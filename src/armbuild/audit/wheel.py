@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from armbuild.artifact import variant, wheelfile
 from armbuild.artifact.limits import MAX_FILES
+from armbuild.audit import names
 from armbuild.errors import UsageError
 from armisa import Isa
 from armisa.errors import IsaError
@@ -72,7 +73,7 @@ class Contents:
     def wants_text(self, name: str) -> bool:
         """Return whether the content of this member is needed as a whole."""
         return name == "armllm/build_info.json" or bool(
-            re.fullmatch(r"[^/]+\.dist-info/(WHEEL|METADATA|RECORD|variant\.json)", name)
+            re.fullmatch(r"[^/]+\.dist-info/(WHEEL|METADATA|RECORD|entry_points\.txt|variant\.json)", name)
         )
 
     def text(self, suffix: str) -> str | None:
@@ -219,6 +220,20 @@ def _record_row(name: str, digest: str, size: str, contents: Contents) -> list[s
 def encoded(digest: bytes) -> str:
     """Return a digest in RECORD's spelling."""
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def check_scripts(contents: Contents) -> list[str]:
+    """Return which program of entry_points.txt an installer may write outside of its folder of programs."""
+    section = ""
+    for line in (contents.text(".dist-info/entry_points.txt") or "").splitlines():
+        name = line.partition("=")[0].strip()
+        if name.startswith("["):
+            section = name.strip("[] ").casefold()
+        elif not name or name[0] in "#;" or section not in ("console_scripts", "gui_scripts"):
+            continue
+        elif "/" in name or names.refusal(name):
+            return [f"entry_points.txt: {name!r:.200} is no name of a program"]
+    return []
 
 
 def build_info(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:

@@ -11,6 +11,7 @@ from armbuild.errors import UsageError
 from armisa.errors import IsaError
 
 SUFFIX = ".cpython-311-aarch64-linux-gnu.so"
+INFO = "demo-1.0.dist-info"
 RET, PACIASP = 0xD65F03C0, 0xD503233F
 
 
@@ -169,3 +170,17 @@ def test_unknown_paths_and_floors_are_usage_errors(tmp_path, wheel):
         with pytest.raises((UsageError, IsaError)) as caught:
             action()
         assert len(str(caught.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize("section", ["console_scripts", "gui_scripts"])
+@pytest.mark.parametrize("name", ["../../evil", "/bin/evil", "..", "a/b", "a\\b", "\x1b[31m"])
+def test_a_program_outside_of_the_folder_of_programs_is_an_error(wheel, section, name):
+    """pip writes it under another name, uv refuses it, and other installers may write it there."""
+    text = f"[thing]\na/b = x:y\n[{section}]\n# a/b\nthing = thing:main\n{name} = thing:main\n"
+    path = wheel({f"{INFO}/entry_points.txt": text.encode()}, tag="py3-none-any")
+    only_error(path, f"entry_points.txt: {name!r} is no name of a program")
+
+
+def test_usual_names_of_programs_are_none(wheel):
+    text = b"[console_scripts]\n; a/b\nthing-x.y = thing:main [extra]\n\n[gui_scripts]\nthing 2=a:b\n"
+    assert audit_path(wheel({f"{INFO}/entry_points.txt": text}, tag="py3-none-any")).ok
