@@ -17,6 +17,8 @@ from tests.armllm.models.encoder_configs import (
     random_config,
     save_reference,
 )
+from tests.armllm.models.random_configs import random_config as random_decoder
+from tests.armllm.models.reference import MOST_OF_ROUNDINGS, rounded_modules
 
 from armllm import PoolingParams, SamplingParams
 from armllm.errors import CheckpointError, RequestError
@@ -93,26 +95,52 @@ def test_the_second_text_of_a_pair_has_its_own_segment(tmp_path):
         torch.testing.assert_close(torch.tensor(output.outputs.probs), wanted, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("scheme", ["int8"])
-def test_weights_of_8_bits_stay_near(tmp_path, scheme):
-    config = random_config("BertModel", 1) | {
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "intermediate_size": 96,
-    }
-    save_reference(tmp_path, config)
-    whole, rounded = (
-        torch.tensor(
-            [
-                output.outputs.embedding
-                for output in load(tmp_path, **options).embed(prompts(0), use_tqdm=False)
-            ]
-        )
-        for options in ({}, {"quantization": scheme})
-    )
+NARROW = ("BertModel", "ModernBertModel", "NomicBertModel", "XLMRobertaModel", "Qwen3Model")
+
+
+def reference_of(folder, architecture):
+    """An encoder, or a decoder whose files ask for the last token's state, as Qwen3-Embedding's do."""
+    if architecture != "Qwen3Model":
+        sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
+        return save_reference(folder, random_config(architecture, 1) | sizes)
+    config = random_decoder("Qwen3ForCausalLM", 1) | {"hidden_size": 64, "intermediate_size": 96}
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
+    return save_reference(folder, config | {"architectures": [architecture]})
+
+
+def embeddings(folder, **options):
+    outputs = load(folder, **options).embed(prompts(0), use_tqdm=False)
+    return torch.tensor([output.outputs.embedding for output in outputs])
+
+
+@pytest.mark.parametrize("architecture", NARROW)
+def test_weights_of_8_bits_stay_near(tmp_path, architecture):
+    reference_of(tmp_path, architecture)
+    whole, rounded = (embeddings(tmp_path, **options) for options in ({}, {"quantization": "int8"}))
     cosines = (whole * rounded).sum(-1)
     assert not torch.equal(whole, rounded)
     assert cosines.min() > 0.99
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", NARROW)
+def test_half_precision_is_as_near_as_its_roundings(tmp_path, architecture, dtype):
+    """Against fp32 arithmetic on the same rounded weights, whose modules' results are rounded at random."""
+    model = reference_of(tmp_path, architecture).to(dtype).float()
+
+    def expected():
+        states = [model(torch.tensor([ids])).last_hidden_state[0] for ids in prompts(0)]
+        vectors = [each[-1] if architecture == "Qwen3Model" else each.mean(0) for each in states]
+        return torch.nn.functional.normalize(torch.stack(vectors), dim=-1)
+
+    with torch.inference_mode():
+        exact = expected()
+        with rounded_modules(model, dtype):
+            noise = torch.stack([expected() for _ in range(4)]) - exact
+    found = embeddings(tmp_path, dtype=dtype)
+    assert not torch.equal(found, exact)
+    assert (found - exact).square().mean().sqrt() < MOST_OF_ROUNDINGS * noise.square().mean().sqrt()
 
 
 def test_bert_s_first_checkpoints_call_norms_otherwise(tmp_path):
