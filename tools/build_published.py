@@ -33,8 +33,8 @@ HEAD = """\
 
 These sdists of the Python package index were built on an x86-64 machine, each in its newest version if no
 older one is named. The command was `armbuild wheel PROJECT --import MODULE --cpu CORE`, with the options
-shown. {built} of {all} became wheels. Each wheel was repaired, audited, and imported on the emulated core.
-For the last column the project's own tests ran there, too, by `--command`.
+shown. {built} of {all} became wheels, {plain} of them without any option. Each wheel was repaired, audited,
+and imported on the emulated core. For the last column the project's own tests ran there, too, by `--command`.
 `python tools/build_published.py` builds one and writes this page.
 
 The CPU time is that of all steps, with the import under QEMU. It was measured once, on a busy machine. A
@@ -91,7 +91,8 @@ def page(entries: list[Entry]) -> str:
     """Return the page."""
     built = [entry for entry in entries if not entry.failure]
     failed = [entry for entry in entries if entry.failure]
-    text = HEAD.format(built=len(built), all=len(entries))
+    plain = sum(not entry.options for entry in built)
+    text = HEAD.format(built=len(built), all=len(entries), plain=plain)
     for entry in built:
         options = f"`{entry.options}`" if entry.options else ""
         seconds = "" if entry.cpu_seconds is None else f"{entry.cpu_seconds:.1f}"

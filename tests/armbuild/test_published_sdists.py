@@ -13,6 +13,16 @@ def test_the_page_shows_what_is_noted():
     assert build_published.PAGE.read_text() == build_published.page(build_published.read())
 
 
+def test_the_page_counts_the_wheels_and_those_that_needed_no_option():
+    entries = [
+        {"project": "a"},
+        {"project": "b", "options": "--with=c-dev"},
+        {"project": "d", "failure": "no"},
+    ]
+    text = build_published.page([build_published.Entry(**entry) for entry in entries])
+    assert "2 of 3 became wheels, 1 of them without any option." in text
+
+
 def test_options_are_noted_as_one_word_each_and_without_places_of_this_machine(tmp_path):
     provenance = {"predicate": {"buildDefinition": {"internalParameters": {"backend": "mesonpy"}}}}
     (tmp_path / "p.json").write_text(json.dumps(provenance))
