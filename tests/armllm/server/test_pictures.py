@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.server
 import socket
 import threading
@@ -19,6 +20,7 @@ from armllm.server.media import Fetcher, is_public
 PICTURE = picture(0, 40, 72)
 TOKENS = 5 * 9  # of it
 URL = data_url(PICTURE)
+FILE = base64.b64decode(URL.partition(",")[2])
 
 
 def body(*urls, **fields):
@@ -147,7 +149,7 @@ class Files(http.server.BaseHTTPRequestHandler):
                     self.wfile.flush()
                     time.sleep(0.05)
             else:
-                self.wfile.write(b"picture")
+                self.wfile.write(FILE if self.path == "/seen.png" else b"picture")
         except OSError:
             pass
 
@@ -170,7 +172,9 @@ def host(monkeypatch):
             "private.test": ["10.0.0.1"],
             "both.test": ["127.0.0.1", "::1"],
         }
-        return [one for address in addresses[name] for one in resolve(address, *arguments, **options)]
+        return [
+            one for address in addresses.get(name, [name]) for one in resolve(address, *arguments, **options)
+        ]
 
     monkeypatch.setattr(media.socket, "getaddrinfo", found)
     monkeypatch.setattr(media, "is_public", lambda address: address == "127.0.0.1" or is_public(address))
@@ -208,6 +212,41 @@ def test_what_is_not_allowed_is_not_fetched(host, path, message, monkeypatch):
     with pytest.raises(RequestError, match=message):
         Fetcher(HOSTS).fetch(host + path)
     assert time.monotonic() - started < DEADLINE
+
+
+def test_a_server_fetches_from_allowed_hosts_only(serving, seeing, host):
+    """From the request to the tokens of the picture. A redirect is checked as the first address is."""
+    with serving({}, folder=str(seeing), allowed_media_domains=("good.test",)) as server:
+        choices = server.post("/v1/chat/completions", body(URL)).json()["choices"]
+        for path in ("/seen.png", "/to?/seen.png"):
+            assert server.post("/v1/chat/completions", body(host + path)).json()["choices"] == choices
+        given = server.post("/v1/responses", response_body(f"{host}/seen.png")).json()
+        assert given["usage"]["input_tokens"] == 2 + TOKENS
+        for url, message in (
+            ("http://private.test/cat.png", "'private.test' is not among the --allowed-media-domains"),
+            (f"{host}/to?http://private.test/cat.png", "'private.test' is not among"),
+            (f"{host}/none", "answers with status 404"),
+            (f"{host}/cat.png", "none of JPEG, PNG"),
+        ):
+            for path, asked in (("chat/completions", body(url)), ("responses", response_body(url))):
+                answer = server.post(f"/v1/{path}", asked)
+                assert answer.status_code == 400
+                assert message in answer.json()["error"]["message"]
+        server.assert_idle()
+
+
+def test_the_option_of_the_command_names_the_hosts(start, seeing):
+    """An allowed name of this machine is still one in a private network."""
+    domains = [word for host in ("good.test", "127.0.0.1") for word in ("--allowed-media-domains", host)]
+    server = start(seeing, "--dtype", "float32", *domains)
+    url = f"{server.wait_ready()}/v1/chat/completions"
+    for given, message in (
+        ("http://127.0.0.1:9/cat.png", "'127.0.0.1' is in a private network"),
+        ("http://127.0.0.2:9/cat.png", "'127.0.0.2' is not among the --allowed-media-domains"),
+    ):
+        answer = httpx2.post(url, json=body(given), timeout=DEADLINE)
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 
 import httpx2
 import pytest
+import torch
+from tests.armllm.models.test_classifiers import RERANKER, decoder
+from tests.armllm.server.conftest import DEADLINE
 
 from armllm.server.batch import PATHS
 
@@ -177,3 +181,21 @@ def test_a_key_guards_every_endpoint_that_uses_the_model(serving):
             assert httpx2.get(f"{server.url}/v1/models", headers=headers).status_code == 200
         assert httpx2.get(f"{server.url}/v1/models").status_code == 401
         assert httpx2.get(f"{server.url}/ping").status_code == 200
+
+
+def test_overrides_make_classes_of_a_decoder(start, tmp_path):
+    """--hf-overrides reaches the process of the engine. The probability of "yes" beside "no" is the score."""
+    model = decoder(tmp_path, tied=False)
+    server = start(tmp_path, "--dtype", "float32", "--hf-overrides", json.dumps(RERANKER))
+    url = server.wait_ready()
+    asked = {"input": ["maybe", "yes"]}
+    answers = httpx2.post(f"{url}/classify", json=asked, timeout=DEADLINE).json()["data"]
+    for token_id, answer in zip((399, 11), answers, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([[token_id]])).logits[0, -1]
+        assert answer["probs"] == pytest.approx(logits[[7, 11]].softmax(-1)[1:].tolist(), abs=1e-4)
+    ranked = {"query": "maybe", "documents": ["yes", "no"]}
+    results = httpx2.post(f"{url}/rerank", json=ranked, timeout=DEADLINE).json()["results"]
+    assert {result["index"] for result in results} == {0, 1}
+    answer = httpx2.post(f"{url}/v1/embeddings", json={"input": "yes"}, timeout=DEADLINE)
+    assert answer.status_code == 400
