@@ -75,10 +75,19 @@ class Entry(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Entry:
         """Return the entry of a header; at a damaged one tarfile would end, as if nothing followed."""
+        return cls._checked(super().frombuf, buf, encoding, errors)
+
+    @classmethod
+    def _frombuf(cls, buf: bytes | bytearray, *settings: Any, **options: Any) -> Entry:
+        """Stand for ``frombuf``, which Pythons with the mend of gh-141707 pass over."""
+        return cls._checked(super()._frombuf, buf, *settings, **options)  # type: ignore[misc]
+
+    @classmethod
+    def _checked(cls, read: Any, buf: bytes | bytearray, *settings: Any, **options: Any) -> Entry:
         if len(buf) == tarfile.BLOCKSIZE and any(buf):
             check_block(bytes(buf))
         try:
-            entry = super().frombuf(buf, encoding, errors)
+            entry: Entry = read(buf, *settings, **options)
         except tarfile.InvalidHeaderError as error:  # type: ignore[attr-defined]
             raise tarfile.ReadError(str(error)) from error
         if buf[156:157] == tarfile.AREGTYPE:
