@@ -812,3 +812,30 @@ RECURRENT = {
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
 }
+
+LINEAR_ROPE = {"rope_type": "linear", "factor": 4.0}
+VARIANTS: list[tuple[str, Config]] = [
+    *(
+        (f"{name}ForCausalLM", {"head_dim": 24})
+        for name in ("Cohere", "Cohere2", "DeepseekV2", "Ernie4_5_Moe", "MiniCPM3", "Olmo3")
+    ),
+    *((f"{name}ForCausalLM", {"head_dim": 24}) for name in ("Phi3", "Qwen2", "Qwen2Moe", "SmolLM3")),
+    *(
+        (f"{name}ForCausalLM", {"rope_parameters": LINEAR_ROPE | {"rope_theta": 300.0}})
+        for name in ("Phimoe", "Qwen2", "Starcoder2")
+    ),
+    *((f"{name}ForCausalLM", {"rope_theta": 300.0}) for name in ("Gemma3", "Glm", "InternLM3", "Phi3")),
+    *((f"{name}ForCausalLM", {"rope_scaling": LINEAR_ROPE}) for name in ("Glm", "InternLM3")),
+    *((f"{name}ForCausalLM", {"hidden_act": "gelu"}) for name in ("Gemma2", "Gemma3", "Gemma3n", "Gemma4")),
+    *((f"{name}ForCausalLM", {"intermediate_size": 40}) for name in ("Falcon", "Qwen3_5Moe")),
+    ("Ernie4_5_MoeForCausalLM", {"num_experts_per_tok": 1}),
+    ("FalconForCausalLM", {"num_key_value_heads": 1}),
+    ("Gemma3ForCausalLM", {"rope_local_base_freq": 500.0}),
+    ("Gemma3nForCausalLM", {"altup_coef_clip": 0.5}),
+    ("Gemma3nForCausalLM", {"altup_lr_multiplier": 0.5}),
+    ("GraniteMoeHybridForCausalLM", {"mamba_chunk_size": 8}),
+    ("GraniteMoeHybridForCausalLM", {"mamba_d_head": 16}),
+    ("Qwen3MoeForCausalLM", {"mlp_only_layers": [0]}),
+    ("SmolLM3ForCausalLM", {"mlp_bias": True}),
+]
+"""Options that chance gives to none of the first configurations."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
-from tests.armllm.models.random_configs import FAMILIES, random_config
+from tests.armllm.models.random_configs import FAMILIES, VARIANTS, random_config
 from tests.armllm.models.reference import (
     MOST_OF_ROUNDINGS,
     Spy,
@@ -16,19 +18,85 @@ from tests.armllm.models.reference import (
 )
 
 from armllm import LLM, SamplingParams
+from armllm.checkpoint.config import ConfigReader
+from armllm.models import read_model_config
 
+SEEDS = range(5)
 PROMPT_LENGTHS = (1, 13, 36, 62)
 NUM_TOKENS = 8
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_fp32_logits_are_those_of_transformers(tmp_path, architecture, seed):
     config = random_config(architecture, seed)
     model = save_reference(tmp_path, config, seed)
     llm = Spy(LLM(tmp_path, dtype="float32", skip_tokenizer_init=True, max_num_batched_tokens=50))
     check_logits(llm, model, random_prompts(PROMPT_LENGTHS, seed), NUM_TOKENS, config)
+
+
+@pytest.mark.parametrize(("architecture", "option"), VARIANTS)
+def test_options_that_are_rarely_set_have_the_same_logits(tmp_path, architecture, option):
+    config = random_config(architecture, 0) | option
+    model = save_reference(tmp_path, config, 0)
+    llm = Spy(LLM(tmp_path, dtype="float32", skip_tokenizer_init=True))
+    check_logits(llm, model, random_prompts((13, 40), 0), 2, config)
+
+
+# Why no configuration sets them, for keys that may have several values.
+UNSET = {
+    "head_dim": "it follows from other sizes in transformers",
+    "layer_types": "one kind of layer, or what else says where windows are: test_families.py",
+    "layers_block_type": "another name of layer_types",
+    "no_rope_layers": "layer_types and it say the same in Llama 4",
+    "norm_weights_are_offset": "GGUF",
+    "num_experts": "another name of num_local_experts",
+    "num_local_experts": "another name of num_experts or n_routed_experts",
+    "num_mtp_layers": "layers that are not computed",
+    "num_nextn_predict_layers": "layers that are not computed",
+    "original_max_position_embeddings": "rope_configs.py has it where the kind of rope reads it",
+    "partial_rotary_factor": "refused where transformers does not read it: test_config.py",
+    "per_layer_config": "Gemma 4 with layers of several sizes: refused",
+    "rope_parameters": "by kind of layer, or what rope_scaling says otherwise",
+    "sliding_window_size": "GGUF",
+}
+
+
+def test_every_option_is_set_by_a_configuration(tmp_path, monkeypatch):
+    """What a family reads, and may have several values, is compared with transformers above."""
+    readers, fixed = [], set()
+    create, only = ConfigReader.__init__, ConfigReader.only
+
+    def created(self, *arguments, **options):
+        create(self, *arguments, **options)
+        readers.append(self)
+
+    def limited(self, name, *allowed):
+        if not self.prefix:
+            fixed.add(name)
+        only(self, name, *allowed)
+
+    monkeypatch.setattr(ConfigReader, "__init__", created)
+    monkeypatch.setattr(ConfigReader, "only", limited)
+    unset, excused = {}, set()
+    for architecture in FAMILIES:
+        asked, given = set(), set()
+        fixed.clear()
+        for seed in SEEDS:
+            config = random_config(architecture, seed)
+            (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+            readers.clear()
+            read_model_config(tmp_path)
+            given.update(config)
+            asked.update(*(reader.asked for reader in readers if not reader.prefix))
+        given.update(*(option for name, option in VARIANTS if name == architecture))
+        missing = asked - given - fixed
+        excused |= missing & UNSET.keys()
+        if missing - UNSET.keys():
+            unset[architecture] = missing - UNSET.keys()
+    assert unset == {}
+    assert excused == UNSET.keys()
 
 
 @pytest.mark.parametrize("architecture", ["DeepseekV2ForCausalLM", "MiniCPM3ForCausalLM"])
