@@ -263,11 +263,23 @@ print(json.dumps([list(answer.outputs[0].token_ids) for answer in answers]))
 def test_openvino_in_an_image_computes_on_a_core_with_sve_what_transformers_does(wheel, tmp_path):
     """It would catch a library that OpenVINO needs and the image has not, and a graph that fails on Arm."""
     said = build(wheel, tmp_path / "openvino.tar", "--with-openvino")
-    assert re.fullmatch(r"[\d.]+", said["platforms"]["linux/arm64"]["labels"]["armllm.openvino"])
+    labels = said["platforms"]["linux/arm64"]["labels"]
+    assert re.fullmatch(r"[\d.]+", labels["armllm.openvino"])
+    report = audit.audit_path(tmp_path / "openvino.tar", keep=claims.keep)
+    assert report.ok, report.errors
+    claimed = claims.read(report)
+    assert claimed.errors == ()
+    parts = {part["name"]: part["version"] for part in claimed.as_dict()["sbom"]["components"]}
+    assert parts["openvino"] == labels["armllm.openvino"]
+    assert {"optimum-intel", "nncf"} <= parts.keys()
     root, ir = tmp_path / "root", ROOT / "tests/armllm/openvino"
     root.mkdir()
     with reader.open_image(tmp_path / "openvino.tar") as image:
         unpack.into_folder(image, image.manifest("arm64"), root)
+    libraries = [file for file in report.files if "/openvino/libs/" in file.name]
+    assert any("libopenvino_arm_cpu_plugin" in file.name for file in libraries)
+    present = {path.name for path in root.rglob("*.so*")}
+    assert {name for file in libraries for name in file.needed} <= present
     places = {root: "/", Path("/sys"): "/sys", ir: "/run/ir", qemu.find(("neoverse-v1",)): "/run/qemu"}
     mounts = [("--ro-bind", str(source), place) for source, place in places.items()]
     mounts[1:1] = [("--proc", "/proc"), ("--dev", "/dev"), ("--tmpfs", "/run"), ("--tmpfs", "/tmp")]  # noqa: S108

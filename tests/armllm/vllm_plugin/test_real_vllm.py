@@ -19,7 +19,7 @@ import httpx2
 import pytest
 import torch
 from tests.armllm.environments import python_with
-from tests.armllm.quant.forms import awq, gptq, packed, write_quantized
+from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_quantized
 
 from armbuild.image.client import free_port
 from armllm import vllm_plugin
@@ -224,19 +224,29 @@ def settings(method, **others):
     return {"quant_method": method, **others}
 
 
-def compressed(bits, group_size, form, *, symmetric):
+def compressed(bits, group_size, form, *, symmetric=True, inputs=None):
     weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "group_size": group_size}
     weights["strategy"] = "group" if group_size else "channel"
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     whole = settings("compressed-tensors", format=form, config_groups={"group_0": group}, ignore=["lm_head"])
     return whole, group
 
 
 UINT4, UINT4_GROUP = compressed(4, 64, "pack-quantized", symmetric=False)
+INT8, INT8_GROUP = compressed(8, 64, "pack-quantized")
+TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+W8A8, _ = compressed(8, None, "int-quantized", inputs=TOKENS)
 CASES = {
     "gptq": (settings("gptq", bits=4, group_size=64, desc_act=False, sym=True), gptq(4, 64), "compiled"),
     "awq": (settings("awq", bits=4, group_size=32, zero_point=True, version="gemm"), awq(32), "eager"),
     "zero points": (UINT4, packed(UINT4_GROUP), "eager"),
+    "8 bits": (INT8, packed(INT8_GROUP), "eager"),
+    "inputs of 8 bits": (W8A8, int_quantized, "eager"),
+}
+# The kernel that vLLM chooses, and the function that it calls.
+KERNELS = dict.fromkeys(CASES, ("ArmllmWNA16LinearKernel", "matmul_w4a8")) | {
+    "8 bits": ("ArmllmWNA16LinearKernel", "matmul_w8a8"),
+    "inputs of 8 bits": ("ArmllmInt8ScaledMMLinearKernel", "matmul_w8a8"),
 }
 
 
@@ -244,11 +254,12 @@ CASES = {
 def test_integer_weights_mean_what_transformers_computes(make_checkpoint, tmp_path, vllm, case):
     """It would catch nibbles in another order, zero points of another sign, or scales of another row."""
     quantization, form, mode = CASES[case]
+    kernel, function = KERNELS[case]
     source = make_checkpoint(**SIZES)
     model = write_quantized(tmp_path / "model", source, quantization, form)
-    found, log = vllm(tmp_path / "model", mode, ARMLLM_VLLM="int4")
-    assert "Using ArmllmWNA16LinearKernel" in log
-    assert called(log) == {"matmul_w4a8", "armllm::matmul_w4a8"}
+    found, log = vllm(tmp_path / "model", mode, ARMLLM_VLLM="int4,int8")
+    assert f" {kernel} for " in log
+    assert called(log) == {function, f"armllm::{function}"}
     # inputs are rounded to 8 bits: measured 0.03 at most; a wrong nibble is beyond 1
     torch.testing.assert_close(found, expected(model), rtol=0, atol=0.15)
 
