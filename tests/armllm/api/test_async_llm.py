@@ -180,11 +180,11 @@ def test_a_dropped_request_gives_its_blocks_back_wherever_it_is(folder, where):
         reached, go = threading.Event(), threading.Event()
         step = engine.llm_engine._step
 
-        def gated():
+        def gated(**options):
             if all(s.num_output_tokens >= (where == "decode") for s in engine.llm_engine.scheduler.running):
                 reached.set()
                 go.wait(PATIENCE)
-            return step()
+            return step(**options)
 
         engine.llm_engine._step = gated
 
