@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 BUILD_FOLDERS = ("build-dir", "builddir")
 """The settings of scikit-build-core and meson-python for the build folder."""
+LONGEST_VERSION = 128
+"""Characters of a version, which is a part of files' names."""
 
 
 def plan(settings: Settings, described: Project, *, find: Callable[[str], HostPython] = pythons.find) -> Plan:
@@ -182,5 +184,7 @@ def check_version(described: Project) -> None:
         Version(described.version or "0")
     except ValueError as error:  # also for a number of too many digits
         raise UsageError(
-            f"{described.folder / 'pyproject.toml'}: version {described.version!r}: {error}"
+            f"{described.folder / 'pyproject.toml'}: version {described.version!r:.100}: {error!s:.200}"
         ) from error
+    if len(described.version or "") > LONGEST_VERSION:
+        raise UsageError(f"{described.folder}: its version has more than {LONGEST_VERSION} characters")

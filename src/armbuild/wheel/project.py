@@ -106,14 +106,12 @@ def read(folder: Path, origin: Origin | None = None) -> Project:
         name = canonicalize_name(called, validate=True)
     except (ValueError, TypeError) as error:
         raise UsageError(f"{path}: {str(error).splitlines()[0]}") from error
-    version = str(project["version"]) if "version" in project else stated.get("Version")
-    for what, text in {"name": name, "version": version or ""}.items():
-        if len(text) > _LONGEST_NAME:
-            raise UsageError(f"{path}: the project's {what} has more than {_LONGEST_NAME} characters")
+    if len(name) > _LONGEST_NAME:
+        raise UsageError(f"{path}: the project's name has more than {_LONGEST_NAME} characters")
     return Project(
         folder=folder,
         name=name,
-        version=version,
+        version=str(project["version"]) if "version" in project else stated.get("Version"),
         backend=str(build_system.get("build-backend", LEGACY_BACKEND)),
         requires=requires,
         requires_python=requires_python,

@@ -49,6 +49,18 @@ def test_a_value_that_a_setting_does_not_have_is_refused(settings, reason):
         Settings(**settings).check()
 
 
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        ("one", "version 'one': Invalid version"),
+        ("1." * 99 + "1", "its version has more than 128 characters"),
+    ],
+)
+def test_a_version_that_no_file_name_can_hold_is_refused(version, reason):
+    with pytest.raises(UsageError, match=reason):
+        planning.check_version(replace(project.read(PROJECT), version=version))
+
+
 def test_the_native_lane_needs_an_arm_machine(monkeypatch, tmp_path):
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     with pytest.raises(UsageError, match="builds on an AArch64 machine, and this is x86_64"):
