@@ -18,6 +18,7 @@ import openvino.frontend
 import torch
 from openvino._offline_transformations import paged_attention_transformation
 
+import armisa
 from armllm.checkpoint.hub import IR
 from armllm.checkpoint.json_file import check_size
 from armllm.engine.config import OPENVINO_BLOCK_SIZE
@@ -38,6 +39,10 @@ STEP_INPUTS = {
     *("input_ids", "position_ids", "past_lens", "subsequence_begins"),
     *("block_indices", "block_indices_begins", "max_context_len"),
 }
+
+
+# Of the types that AMX multiplies, the CPU's features.
+TILES = {"bf16": "amx_bf16", "f16": "amx_fp16"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,9 +73,11 @@ class Graph:
         path = folder / IR
         core = openvino.Core()
         usual = core.get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
+        wanted = usual if precision.dtype is None else NAMES[precision.dtype]
+        check_threads(num_threads, wanted)
         with _refusing(path, "OpenVINO does not take it"):
             model = _read(path)
-            _choose_rows(model, path, usual if precision.dtype is None else NAMES[precision.dtype])
+            _choose_rows(model, path, wanted)
         self._path, self._core = path, core
         self._properties = {"INFERENCE_NUM_THREADS": num_threads, **precision.properties()}
         self._model = self._compile(model)
@@ -219,6 +226,15 @@ def _refusing(path: Path, reason: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise CheckpointError(f"{path}: {reason}: {_last_line(error)}") from None
+
+
+def check_threads(num_threads: int, dtype: str) -> None:
+    """Refuse what ends the process: OpenVINO 2026.4 divides by zero with one thread on AMX (SIGFPE)."""
+    if num_threads == 1 and TILES.get(dtype) in armisa.detect().features:
+        name = _name(TYPES[dtype])
+        raise RequestError(
+            f"OpenVINO cannot compute in {name} with one thread on this CPU (AMX): take 2, or --dtype float32"
+        )
 
 
 def _read(path: Path) -> Any:

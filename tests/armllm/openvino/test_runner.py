@@ -18,6 +18,7 @@ import torch
 
 from armllm import LLM, SamplingParams
 from armllm.errors import CheckpointError, RequestError
+from armllm.openvino import graph
 from armllm.openvino.graph import TYPES
 from armllm.openvino.runner import check_cpu, read_config
 
@@ -126,6 +127,28 @@ def test_embeddings_come_from_the_graph_s_states(llm):
     assert len(answer.outputs.embedding) == 64
 
 
+@pytest.fixture
+def two_threads():
+    """More than one, which OpenVINO needs with AMX."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_one_thread_is_refused_where_openvino_would_end_the_process(monkeypatch):
+    """It divides by zero, before anything is computed: status 136 and no word."""
+    cpu = SimpleNamespace(features={"amx_bf16"})
+    monkeypatch.setattr("armisa.detect", lambda: cpu)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+    with pytest.raises(RequestError, match=r"cannot compute in bfloat16 with one thread .* --dtype float32"):
+        LLM(str(IR), **OPTIONS | {"dtype": "bfloat16"})
+    assert LLM(str(IR), num_gpu_blocks_override=8, **OPTIONS) is not None
+    cpu.features = {"avx512_bf16"}
+    graph.check_threads(1, "bf16")
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_states_in_fewer_bits_are_those_of_fp32(llm):
     """It would catch bits of bf16 read as those of f16: 0.16 away at most, wrong ones beyond 2."""
     usual = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
