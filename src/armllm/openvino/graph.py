@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "u8": torch.uint8}
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 LONGEST_XML = 64 << 20  # bytes; a model of 80 layers has 7 MB
@@ -51,6 +54,11 @@ class Precision:
 
     dtype: torch.dtype | None
     cache: torch.dtype | None
+
+    def in_float32(self) -> Precision:
+        """The same in float32; a cache of 8 bits stays."""
+        cache = torch.float32 if self.cache is None else self.cache
+        return Precision(dtype=torch.float32, cache=cache)
 
     def properties(self) -> dict[str, str]:
         """For `openvino.Core.compile_model`."""
@@ -73,8 +81,15 @@ class Graph:
         path = folder / IR
         core = openvino.Core()
         usual = core.get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
+        if precision.dtype is None and ends_the_process(num_threads, usual):
+            logger.warning("computing in float32: OpenVINO cannot in %s with one thread (AMX)", usual)
+            precision = precision.in_float32()
         wanted = usual if precision.dtype is None else NAMES[precision.dtype]
-        check_threads(num_threads, wanted)
+        if ends_the_process(num_threads, wanted):
+            raise RequestError(
+                f"OpenVINO cannot compute in {_name(TYPES[wanted])} with one thread on this CPU (AMX):"
+                " give it more than one core, or take --dtype float32"
+            )
         with _refusing(path, "OpenVINO does not take it"):
             model = _read(path)
             _choose_rows(model, path, wanted)
@@ -228,13 +243,9 @@ def _refusing(path: Path, reason: str) -> Iterator[None]:
         raise CheckpointError(f"{path}: {reason}: {_last_line(error)}") from None
 
 
-def check_threads(num_threads: int, dtype: str) -> None:
-    """Refuse what ends the process: OpenVINO 2026.4 divides by zero with one thread on AMX (SIGFPE)."""
-    if num_threads == 1 and TILES.get(dtype) in armisa.detect().features:
-        name = _name(TYPES[dtype])
-        raise RequestError(
-            f"OpenVINO cannot compute in {name} with one thread on this CPU (AMX): take 2, or --dtype float32"
-        )
+def ends_the_process(num_threads: int, dtype: str) -> bool:
+    """Whether OpenVINO divides by zero (SIGFPE): 2026.4 does with one thread on CPUs with AMX."""
+    return num_threads == 1 and TILES.get(dtype) in armisa.detect().features
 
 
 def _read(path: Path) -> Any:
