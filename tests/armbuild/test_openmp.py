@@ -1,11 +1,9 @@
 """A project that needs OpenMP, built by zig with LLVM's library and run on a core."""
 
-import json
-import subprocess
-import sys
 import zipfile
 
 import pytest
+from tests.armbuild.cross_builds import built
 
 CODE = """
 #include <Python.h>
@@ -75,16 +73,8 @@ def test_zig_builds_with_llvms_openmp_where_a_package_brings_it(tmp_path, requir
     (project / "looped.c").write_text(CODE)
     (project / "pyproject.toml").write_text(PROJECT.format(requires=requires, backend=backend))
     (project / name).write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "armbuild", "wheel", project, "--lane=cross", "--with=libomp-dev", "--json",
-         "--cpu=neoverse-n1", "--command=python -c 'import looped; print(looped.squares(1000, 3))'",
-         f"--output={tmp_path}"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)["wheels"]
+    command = "--command=python -c 'import looped; print(looped.squares(1000, 3))'"
+    result = built(project, tmp_path, "--with=libomp-dev", "--cpu=neoverse-n1", command)
     assert result["smoke"]["results"][0]["said"] == "(3, 332833500)"
     assert result["compiler"].startswith("zig"), "GCC did not take over"
     with zipfile.ZipFile(result["path"]) as archive:

@@ -1,10 +1,9 @@
 """Projects of others, as they are on the Python index: cross-built, repaired, audited, imported on a core."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from tests.armbuild.cross_builds import built
 
 import build_published
 
@@ -84,15 +83,7 @@ def test_a_failure_is_noted_with_its_reason_and_a_wheel_with_its_options():
     ],
 )
 def test_a_published_sdist_becomes_a_wheel_that_imports_on_the_target(tmp_path, project, module, options):
-    done = subprocess.run(
-        [sys.executable, "-m", "armbuild", "wheel", project, "--lane=cross", f"--import={module}",
-         "--cpu=neoverse-n1", "--json", f"--output={tmp_path}", *options],
-        check=False,
-        capture_output=True,
-        text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)["wheels"]
+    result = built(project, tmp_path, f"--import={module}", "--cpu=neoverse-n1", *options)
     assert result["verdict"] == "proven"
     assert result["audit"]["ok"]
     assert "manylinux" in result["tag"]

@@ -4,11 +4,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from tests.armbuild.cross_builds import built
 
 from armbuild.host import cache, isolation
 from armbuild.target import debian
@@ -91,20 +91,6 @@ def with_crates(project, names, root, suite="bookworm"):
     debian.install(packages, root, suite=suite, architecture="amd64", dependencies=False)
     shutil.copytree(root / "usr/share/cargo/registry", project / "crates")
     write(project, {".cargo/config.toml": VENDORED})
-
-
-def built(project, folder, *options):
-    """The report of a project's wheel, cross-built into the folder."""
-    command = [sys.executable, "-m", "armbuild", "wheel", project, "--lane=cross", "--json"]
-    done = subprocess.run(
-        [*command, *options, f"--output={folder}"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)["wheels"]
-    return result
 
 
 @pytest.mark.slow

@@ -1,11 +1,9 @@
 """C++ extensions of torch, cross-built against the target's package and run with it on a core."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.armbuild.cross_builds import built
 
 PROJECTS = Path(__file__).parent / "projects"
 USE = """\
@@ -25,15 +23,7 @@ except ValueError as error:
 def test_an_extension_of_torch_takes_and_raises_what_the_targets_torch_does(tmp_path, project):
     script = tmp_path / "use.py"
     script.write_text(USE.format(module=f"fixture_{project}"))
-    done = subprocess.run(
-        [sys.executable, "-m", "armbuild", "wheel", PROJECTS / project, "--lane=cross", "--cpu=neoverse-n1",
-         f"--command=python {script}", "--json", f"--output={tmp_path}"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)["wheels"]
+    result = built(PROJECTS / project, tmp_path, "--cpu=neoverse-n1", f"--command=python {script}")
     (run,) = result["smoke"]["results"]
     assert run["said"] == "nothing to add for weights [1.0, 2.0, 3.0]"
     assert "g++" in result["compiler"]

@@ -1,13 +1,12 @@
 """vLLM's back end for CPUs from its published sdist: an hour of compiling, with `-m hours` alone."""
 
 import hashlib
-import json
 import os
 import subprocess
-import sys
 import zipfile
 
 import pytest
+from tests.armbuild.cross_builds import built
 
 from armbuild.artifact import archives
 from armbuild.host import download, pythons
@@ -94,16 +93,10 @@ def used(wheel, folder, cpu, *products):
 
 @pytest.mark.hours
 def test_vllms_back_end_becomes_an_audited_wheel_whose_ops_compute_as_torch(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "armbuild", "wheel", "vllm==0.19.1", "--lane=cross", f"--python={PYTHON}",
-         "--env=VLLM_TARGET_DEVICE=cpu", "--env=ACL_ROOT_DIR={acl}", "--with=libnuma-dev", *sources(tmp_path),
-         "--no-smoke", "--json", f"--output={tmp_path}"],
-        capture_output=True,
-        text=True,
-        check=False,
+    result = built(
+        "vllm==0.19.1", tmp_path, f"--python={PYTHON}", "--env=VLLM_TARGET_DEVICE=cpu",
+        "--env=ACL_ROOT_DIR={acl}", "--with=libnuma-dev", *sources(tmp_path), "--no-smoke",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)["wheels"]
     assert result["audit"]["ok"]
     right = ["torch.float32 right", "torch.bfloat16 right"]
     # oneDNN has no product of bf16 for a core without bf16

@@ -1,16 +1,15 @@
 """Compile caches: which is taken, what it is told, and what it counted. Only the last tests compile."""
 
 import http.server
-import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from tests.armbuild import cross_builds
 from tests.armbuild.plans import planned
 
 from armbuild.errors import MissingError, UsageError
@@ -186,19 +185,12 @@ def test_a_machine_that_compiled_nothing_gets_everything_from_the_remote_storage
             "SCCACHE_SERVER_UDS": str(tmp_path / machine),
             **remote[name],
         }
-        command = [sys.executable, "-m", "armbuild", "wheel", PROJECT, "--lane=cross", "--no-smoke"]
-        done = subprocess.run(
-            [*command, f"--compile-cache={name}", "--json", f"--output={tmp_path / machine}-dist"],
-            env=environment,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+        options = ["--no-smoke", f"--compile-cache={name}"]
+        result = cross_builds.built(PROJECT, f"{tmp_path / machine}-dist", *options, env=environment)
         if name == "sccache":
             subprocess.run(
                 [venv / "bin/sccache", "--stop-server"], env=environment, check=True, capture_output=True
             )
-        (result,) = json.loads(done.stdout)["wheels"]
         return result["compile_cache"], Path(result["path"]).read_bytes()
 
     first, wheel = built("one")

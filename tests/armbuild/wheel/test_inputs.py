@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.armbuild.cross_builds import built
 from tests.armbuild.plans import planned
 
 from armbuild.errors import UsageError
@@ -284,15 +285,13 @@ def test_fetched_sources_a_patch_and_a_variable_make_a_wheel_whose_provenance_ha
     old = SCIKIT["module.c"].splitlines(keepends=True)
     new = [line for line in old if "#error" not in line]
     (tmp_path / "fix.patch").write_text("".join(difflib.unified_diff(old, new, "a/module.c", "b/module.c")))
-    command = [sys.executable, "-m", "armbuild"]
-    options = ["--lane=cross", "--cpu=neoverse-n1", "--env=FLAVOUR=sweet", f"--source=answer={answer}",
-               f"--source=nested={nested}", "--env=NESTED_DIR={nested}", "--with=zlib1g-dev",
-               f"--patch={tmp_path / 'fix.patch'}", "--build-requires=cmake>=3.24", "--json",
-               "--check-reproducible", "--sandbox", f"--output={tmp_path}",
-               "--command=python -c 'import fetching as f; print(f.answer, f.__doc__)'"]  # fmt: skip
-    done = subprocess.run([*command, "wheel", project, *options], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)["wheels"]
+    result = built(
+        project, tmp_path, "--cpu=neoverse-n1", "--env=FLAVOUR=sweet", f"--source=answer={answer}",
+        f"--source=nested={nested}", "--env=NESTED_DIR={nested}", "--with=zlib1g-dev",
+        f"--patch={tmp_path / 'fix.patch'}", "--build-requires=cmake>=3.24",
+        "--check-reproducible", "--sandbox",
+        "--command=python -c 'import fetching as f; print(f.answer, f.__doc__)'",
+    )  # fmt: skip
     assert result["smoke"]["results"][0]["said"] == "42 sweet"
     with zipfile.ZipFile(result["path"]) as archive:
         assert [name for name in archive.namelist() if "libother" in name], "bundled"
@@ -303,7 +302,10 @@ def test_fetched_sources_a_patch_and_a_variable_make_a_wheel_whose_provenance_ha
     assert found["answer"] == {"dirHash": source.digest(answer)}
     assert "sha256" in found["fix.patch"]
     checked = subprocess.run(
-        [*command, "verify", result["path"]], check=False, capture_output=True, text=True
+        [sys.executable, "-m", "armbuild", "verify", result["path"]],
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert checked.returncode == 0, checked.stdout
     assert "and 1 patch and 2 fetched sources" in checked.stdout
