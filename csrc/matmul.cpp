@@ -82,6 +82,76 @@ bool reads_in_place(const MatmulKernel& kernel, const MatmulArgs& a) {
          kernel.activation_bytes(a.shape, 1) == bytes;
 }
 
+MatmulArgs of_head(Storage storage, MatmulArgs args, const Heads& heads, int64_t head) {
+  const int64_t size = bytes_of(storage);
+  const int64_t elements = args.shape.out_features / kPanelColumns * panel_elements(args.shape.in_features);
+  args.x = static_cast<const char*>(args.x) + head * heads.x_stride * size;
+  args.out = static_cast<char*>(args.out) + head * heads.out_stride * size;
+  args.weight = static_cast<const char*>(args.weight) + head * elements * size;
+  return args;
+}
+
+// Products of heads, of which a plain product is one. Only that one has ops beside it, and a weight that is
+// not in panels.
+void multiply_heads(const KernelTable& table, WeightForm form, Storage storage, const MatmulArgs& first,
+                    const Heads& heads, const Beside& beside) {
+  const WeightShape& shape = first.shape;
+  const bool quantized = bits_of(form) != 0;
+  if (quantized) check_weight(bits_of(form), shape);
+  MatmulKernel kernel = matmul_kernel(table, form, storage);
+  std::optional<Fp8Product> fp8;
+  if (form == WeightForm::fp8) {
+    fp8.emplace(table, kernel, storage, shape);
+    kernel.decoded = fp8->scratch_bytes();
+    kernel.decoded_rows = 0;
+  }
+  if (first.rows == 0 || heads.count == 0 || shape.out_features == 0) return;
+
+  thread_local Workspace workspace;
+  const int threads = num_threads();
+  const bool in_place = reads_in_place(kernel, first);
+  const int64_t activation_bytes =
+      in_place ? 0 : ceil_div(kernel.activation_bytes(shape, first.rows), 64) * 64;
+  const int64_t scratch_bytes = kernel.scratch_bytes(shape, first.rows);
+  char* const memory = workspace.reserve(heads.count * activation_bytes + threads * scratch_bytes);
+  const ThreadScratch scratch{memory + heads.count * activation_bytes, scratch_bytes};
+  const auto product_of = [&](int64_t head) {
+    MatmulArgs args = of_head(storage, first, heads, head);
+    args.activations = in_place ? const_cast<void*>(args.x) : memory + head * activation_bytes;
+    return args;
+  };
+
+  // Whole tiles of any kernel, which some put in order faster than row by row.
+  constexpr int64_t kRowsTogether = 32;
+  const Ranges ranges(first.rows, shape.in_features, kProductElements, quantized ? 1 : kRowsTogether);
+  const auto quantize = [&](int64_t item, int) {
+    const int64_t range = item % ranges.count();
+    if (beside.norm != nullptr) beside.norm->run(ranges.begin(range), ranges.end(range));
+    if (!in_place) {
+      kernel.quantize(product_of(item / ranges.count()), ranges.begin(range), ranges.end(range));
+    }
+  };
+  const ProductItems items(kernel, shape, first.rows, ceil_div(wanted_items(threads), heads.count));
+  const auto multiply_fp8 = [&](const MatmulArgs& a, int64_t tile_begin, int64_t tile_end,
+                                int64_t panel_begin, int64_t panel_end) {
+    fp8->multiply(a, tile_begin, tile_end, panel_begin, panel_end);
+  };
+  const auto multiply = [&](int64_t item, int thread) {
+    const MatmulArgs args = product_of(item / items.count());
+    if (fp8) return items.run(args, item % items.count(), scratch.of(thread), multiply_fp8);
+    items.run(args, item % items.count(), scratch.of(thread));
+  };
+  const PiecewiseOp* const activation = beside.activation;
+  const Ranges chunks(activation == nullptr ? 0 : activation->count,
+                      activation == nullptr ? 0 : activation->elements_each, kSimpleElements);
+  const auto activate = [&](int64_t item, int) { activation->run(chunks.begin(item), chunks.end(item)); };
+  const Stage stages[] = {{heads.count * ranges.count(), quantize},
+                          {heads.count * items.count(), multiply},
+                          {chunks.count(), activate}};
+  const int begin = in_place && beside.norm == nullptr ? 1 : 0, end = activation == nullptr ? 2 : 3;
+  parallel_stages(stages + begin, end - begin, threads);
+}
+
 }  // namespace
 
 void check_weight(int bits, const WeightShape& shape) {
@@ -127,91 +197,13 @@ bool pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args)
   return pack_weight(*matmul_kernel(table, bits, Storage::f32).layout, bits, args);
 }
 
-void matmul(const KernelTable& table, WeightForm form, Storage storage, const MatmulArgs& request,
+void matmul(const KernelTable& table, WeightForm form, Storage storage, const MatmulArgs& args,
             const Beside& beside) {
-  const int bits = bits_of(form);
-  const bool quantized = bits != 0;
-  if (quantized) check_weight(bits, request.shape);
-  MatmulKernel kernel = matmul_kernel(table, form, storage);
-  std::optional<Fp8Product> fp8;
-  if (form == WeightForm::fp8) {
-    fp8.emplace(table, kernel, storage, request.shape);
-    kernel.decoded = fp8->scratch_bytes();
-    kernel.decoded_rows = 0;
-  }
-  if (request.rows == 0 || request.shape.out_features == 0) return;
-
-  thread_local Workspace workspace;
-  const int threads = num_threads();
-  MatmulArgs args = request;
-  const bool in_place = reads_in_place(kernel, args);
-  const int64_t activation_bytes =
-      in_place ? 0 : ceil_div(kernel.activation_bytes(args.shape, args.rows), 64) * 64;
-  const int64_t scratch_bytes = kernel.scratch_bytes(args.shape, args.rows);
-  char* const memory = workspace.reserve(activation_bytes + threads * scratch_bytes);
-  const ThreadScratch scratch{memory + activation_bytes, scratch_bytes};
-  args.activations = in_place ? const_cast<void*>(args.x) : memory;
-
-  // Whole tiles of any kernel, which some put in order faster than row by row.
-  constexpr int64_t kRowsTogether = 32;
-  const Ranges ranges(args.rows, args.shape.in_features, kProductElements, quantized ? 1 : kRowsTogether);
-  const auto quantize = [&](int64_t item, int) {
-    if (beside.norm != nullptr) beside.norm->run(ranges.begin(item), ranges.end(item));
-    if (!in_place) kernel.quantize(args, ranges.begin(item), ranges.end(item));
-  };
-  const ProductItems items(kernel, args.shape, args.rows, wanted_items(threads));
-  const auto multiply_fp8 = [&](const MatmulArgs& a, int64_t tile_begin, int64_t tile_end,
-                                int64_t panel_begin, int64_t panel_end) {
-    fp8->multiply(a, tile_begin, tile_end, panel_begin, panel_end);
-  };
-  const auto multiply = [&](int64_t item, int thread) {
-    if (fp8) return items.run(args, item, scratch.of(thread), multiply_fp8);
-    items.run(args, item, scratch.of(thread));
-  };
-  const PiecewiseOp* const activation = beside.activation;
-  const Ranges chunks(activation == nullptr ? 0 : activation->count,
-                      activation == nullptr ? 0 : activation->elements_each, kSimpleElements);
-  const auto activate = [&](int64_t item, int) { activation->run(chunks.begin(item), chunks.end(item)); };
-  const Stage stages[] = {{ranges.count(), quantize}, {items.count(), multiply}, {chunks.count(), activate}};
-  const int first = in_place && beside.norm == nullptr ? 1 : 0, end = activation == nullptr ? 2 : 3;
-  parallel_stages(stages + first, end - first, threads);
+  multiply_heads(table, form, storage, args, {1, 0, 0}, beside);
 }
 
 void head_matmul(const KernelTable& table, Storage storage, const MatmulArgs& first, const Heads& heads) {
-  const MatmulKernel& kernel = matmul_kernel(table, WeightForm::panels, storage);
-  const WeightShape& shape = first.shape;
-  if (first.rows == 0 || heads.count == 0 || shape.out_features == 0) return;
-
-  thread_local Workspace workspace;
-  const int threads = num_threads();
-  const int64_t activation_bytes = ceil_div(kernel.activation_bytes(shape, first.rows), 64) * 64;
-  const int64_t scratch_bytes = kernel.scratch_bytes(shape, first.rows);
-  char* const memory = workspace.reserve(heads.count * activation_bytes + threads * scratch_bytes);
-  const ThreadScratch scratch{memory + heads.count * activation_bytes, scratch_bytes};
-  const int64_t size = bytes_of(storage);
-  const int64_t panel_bytes = panel_elements(shape.in_features) * size;
-  const int64_t weight_bytes = shape.out_features / kPanelColumns * panel_bytes;
-  const auto product_of = [&](int64_t head) {
-    MatmulArgs a = first;
-    a.x = static_cast<const char*>(first.x) + head * heads.x_stride * size;
-    a.out = static_cast<char*>(first.out) + head * heads.out_stride * size;
-    a.weight = static_cast<const char*>(first.weight) + head * weight_bytes;
-    a.activations = memory + head * activation_bytes;
-    return a;
-  };
-
-  constexpr int64_t kRowsTogether = 32;
-  const Ranges ranges(first.rows, shape.in_features, kProductElements, kRowsTogether);
-  const auto quantize = [&](int64_t item, int) {
-    const int64_t range = item % ranges.count();
-    kernel.quantize(product_of(item / ranges.count()), ranges.begin(range), ranges.end(range));
-  };
-  const ProductItems items(kernel, shape, first.rows, ceil_div(wanted_items(threads), heads.count));
-  const auto multiply = [&](int64_t item, int thread) {
-    items.run(product_of(item / items.count()), item % items.count(), scratch.of(thread));
-  };
-  const Stage stages[] = {{heads.count * ranges.count(), quantize}, {heads.count * items.count(), multiply}};
-  parallel_stages(stages, 2, threads);
+  multiply_heads(table, WeightForm::panels, storage, first, heads, {});
 }
 
 }  // namespace armllm
