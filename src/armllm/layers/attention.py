@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from armllm.kernels import KVCacheLayout
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionMetadata:
     """Where the tokens of one step belong; T tokens of S sequences, built once and read by every layer.
 
@@ -31,6 +32,29 @@ class AttentionMetadata:
     seq_lens: Tensor
     state_slots: Tensor | None = None
     token_types: Tensor | None = None
+
+    @functools.cached_property
+    def new_sequences(self) -> tuple[AttentionMetadata, Tensor] | None:
+        """Of the sequences at the step's end without tokens before it: what is before them, and their starts.
+
+        The starts are int32 ``[new sequences + 1]`` and begin at 0. What is before has the four tensors that
+        attention reads. None: there are no such sequences, or all sequences have a single token.
+        """
+        starts, count = self.query_start_loc, len(self.seq_lens)
+        if len(self.slot_mapping) == count:
+            return None
+        continued = torch.nonzero(starts.diff() < self.seq_lens)
+        first = int(continued[-1]) + 1 if len(continued) else 0
+        if first == count:
+            return None
+        row = int(starts[first])
+        before = AttentionMetadata(
+            slot_mapping=self.slot_mapping[:row],
+            block_tables=self.block_tables[:first],
+            query_start_loc=starts[: first + 1],
+            seq_lens=self.seq_lens[:first],
+        )
+        return before, starts[first:] - row
 
 
 class Attention:

@@ -186,16 +186,14 @@ class LatentHeads:
             query = query[:, self.own.start : self.own.stop]
         key = padded(torch.cat([latent.unsqueeze(1), shared], 2), self.attention.head_dim)
         self.attention.store(key, key, metadata)
-        first, starts = new_sequences(metadata)
-        row = len(query) if starts is None else int(starts[0])
-        parts = []
-        if row:
-            parts.append(
-                self._absorb(query[:row], metadata if starts is None else _head(metadata, first, row))
-            )
-        if starts is not None:
-            parts.append(self._expand(query[row:], latent[row:], shared[row:], starts - row))
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if metadata.new_sequences is None:
+            attended = self._absorb(query, metadata)
+        else:
+            before, starts = metadata.new_sequences
+            row = len(before.slot_mapping)
+            attended = self._expand(query[row:], latent[row:], shared[row:], starts)
+            if row:
+                attended = torch.cat([self._absorb(query[:row], before), attended])
         return attended if self._gather is None else self._gather(attended)
 
     def _absorb(self, query: Tensor, metadata: AttentionMetadata) -> Tensor:
@@ -219,30 +217,6 @@ def expand(
     plain, value = expanded.split_with_sizes((config.plain_dim, config.value_dim), 2)
     key = torch.cat([plain, shared.expand(latent.shape[0], heads, config.rotary_dim)], 2)
     return padded(key, config.head_dim), padded(value, config.head_dim)
-
-
-def new_sequences(metadata: AttentionMetadata) -> tuple[int, Tensor | None]:
-    """The first of the sequences at the step's end without tokens before it, and their rows' starts.
-
-    None: there are none, or all sequences have a single token.
-    """
-    starts, count = metadata.query_start_loc, len(metadata.seq_lens)
-    if len(metadata.slot_mapping) == count:
-        return count, None
-    continued = torch.nonzero(starts.diff() < metadata.seq_lens)
-    first = int(continued[-1]) + 1 if len(continued) else 0
-    return first, starts[first:] if first < count else None
-
-
-def _head(metadata: AttentionMetadata, sequences: int, tokens: int) -> AttentionMetadata:
-    """What is about the first ones."""
-    return dataclasses.replace(
-        metadata,
-        slot_mapping=metadata.slot_mapping[:tokens],
-        block_tables=metadata.block_tables[:sequences],
-        query_start_loc=metadata.query_start_loc[: sequences + 1],
-        seq_lens=metadata.seq_lens[:sequences],
-    )
 
 
 def padded(x: Tensor, length: int) -> Tensor:

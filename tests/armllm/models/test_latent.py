@@ -12,10 +12,10 @@ from tests.armllm.models.reference import (
     save_reference,
 )
 
-from armllm import LLM
-from armllm.layers.attention import AttentionMetadata
+from armllm import LLM, SamplingParams
+from armllm.layers import encoder_attention
 from armllm.models import latent
-from armllm.models.latent import LatentHeads, new_sequences
+from armllm.models.latent import LatentHeads
 
 FAMILIES = ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "MiniCPM3ForCausalLM"]
 
@@ -68,32 +68,23 @@ def test_each_way_to_attend_has_the_logits_of_transformers(tmp_path, monkeypatch
         assert calls["_absorb"] >= layers * 24
 
 
-def metadata(*lengths):
-    """Of sequences: tokens in the step, and in the cache after it."""
-    rows = [rows for rows, _ in lengths]
-    starts = torch.tensor([0, *rows]).cumsum(0).int()
-    return AttentionMetadata(
-        slot_mapping=torch.zeros(int(starts[-1]), dtype=torch.int64),
-        block_tables=torch.zeros(len(rows), 1, dtype=torch.int32),
-        query_start_loc=starts,
-        seq_lens=torch.tensor([total for _, total in lengths], dtype=torch.int32),
-    )
+def test_the_prompts_of_a_step_are_looked_for_and_described_once(tmp_path, monkeypatch):
+    """Not in every layer."""
+    config = random_config("DeepseekV2ForCausalLM", 7) | {"num_hidden_layers": 3}
+    save_reference(tmp_path, config, 7)
+    llm = load(tmp_path, enforce_eager=True)
+    calls = {"nonzero": 0, "_blocks": 0, "_expand": 0}
+    for owner, name in ((torch, "nonzero"), (encoder_attention, "_blocks"), (LatentHeads, "_expand")):
+        original = getattr(owner, name)
 
+        def counted(*arguments, name=name, original=original):
+            calls[name] += 1
+            return original(*arguments)
 
-@pytest.mark.parametrize(
-    ("lengths", "first", "starts"),
-    [
-        ([(3, 3), (2, 2)], 0, [0, 3, 5]),
-        ([(1, 9), (3, 3), (2, 2)], 1, [1, 4, 6]),
-        ([(3, 3), (1, 9), (2, 2)], 2, [4, 6]),
-        ([(3, 3), (2, 9)], 2, None),
-        ([(1, 9), (1, 1)], 2, None),
-        ([(1, 9), (1, 1), (2, 2)], 1, [1, 2, 4]),
-    ],
-)
-def test_new_sequences_are_those_at_the_end(lengths, first, starts):
-    found, rows = new_sequences(metadata(*lengths))
-    assert (found, None if rows is None else rows.tolist()) == (first, starts)
+        monkeypatch.setattr(owner, name, counted)
+    prompts = [{"prompt_token_ids": prompt} for prompt in random_prompts((30, 5, 9), 7)]
+    llm.generate(prompts, SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
+    assert calls == {"nonzero": 1, "_blocks": 1, "_expand": 3}
 
 
 def test_adapters_and_calibration_need_the_expanded_cache(tmp_path):
