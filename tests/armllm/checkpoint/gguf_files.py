@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import gguf
 import numpy as np
 import pytest
@@ -80,36 +82,54 @@ def gguf_name(name, arch):
     return f"{outside[stem]}.{ending}"
 
 
-def write_gguf(path, arch, model, kind, fill=lambda writer: None, **options):
-    """The checkpoint as llama.cpp's converter writes it."""
-    config = model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+@contextlib.contextmanager
+def gguf_writer(path, arch, config=None, **options):
+    """The writer of a file, which is whole behind the block; ``config`` has the sizes of its header."""
     writer = gguf.GGUFWriter(path, arch, **options)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    rope = config.rope_parameters
-    if arch == "gemma3":
-        rope = rope["full_attention"]
-    writer.add_rope_freq_base(rope["rope_theta"])
-    add_rope(writer, model, rope, head_dim)
-    if getattr(config, "sliding_window", None):
-        writer.add_sliding_window(config.sliding_window)
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if getattr(config, name, None):
-            getattr(writer, f"add_{name}")(getattr(config, name))
-    fill(writer)
-    add_tensors(writer, arch, model, kind)
+    if config:
+        writer.add_context_length(config["max_position_embeddings"])
+        writer.add_embedding_length(config["hidden_size"])
+        writer.add_block_count(config["num_hidden_layers"])
+        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_head_count(config["num_attention_heads"])
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    yield writer
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def add_head_dim(writer, head_dim):
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+
+
+def add_tensor(writer, name, array, kind):
+    """A matrix or a stack of them in ``kind``, a vector in fp32."""
+    stored = KINDS.F32 if array.ndim == 1 else kind
+    writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(array), stored), raw_dtype=stored)
+
+
+def write_gguf(path, arch, model, kind, fill=lambda writer: None, **options):
+    """The checkpoint as llama.cpp's converter writes it."""
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters
+    if arch == "gemma3":
+        rope = rope["full_attention"]
+    with gguf_writer(path, arch, config.to_dict(), **options) as writer:
+        add_head_dim(writer, head_dim)
+        writer.add_rope_freq_base(rope["rope_theta"])
+        add_rope(writer, model, rope, head_dim)
+        if getattr(config, "sliding_window", None):
+            writer.add_sliding_window(config.sliding_window)
+        for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if getattr(config, name, None):
+                getattr(writer, f"add_{name}")(getattr(config, name))
+        fill(writer)
+        add_tensors(writer, arch, model, kind)
 
 
 def add_tensors(writer, arch, model, kind):
@@ -124,8 +144,7 @@ def add_tensors(writer, arch, model, kind):
             array = permuted(array, config.num_key_value_heads)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             array = array + 1
-        stored = KINDS.F32 if array.ndim == 1 else kind
-        writer.add_tensor(gguf_name(name, arch), gguf.quantize(array, stored), raw_dtype=stored)
+        add_tensor(writer, gguf_name(name, arch), array, kind)
 
 
 def add_rope(writer, model, rope, head_dim):

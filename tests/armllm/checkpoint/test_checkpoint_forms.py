@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import (
     Spy,
-    expected_logits,
+    check_logits,
     random_prompts,
     randomize,
     save_reference,
@@ -26,9 +26,7 @@ MOE = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "Olmo
 
 def check(folder, model):
     llm = Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True))
-    for prompt in random_prompts((1, 40), 0):
-        tokens, logits = llm.generate(prompt, 4)
-        torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    check_logits(llm, model, random_prompts((1, 40), 0), 4)
     return llm.llm.llm_engine.runner.model
 
 

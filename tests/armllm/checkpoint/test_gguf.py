@@ -6,18 +6,19 @@ import os
 import random
 import shutil
 
-import gguf
 import numpy as np
 import pytest
 import torch
 from tests.armllm.checkpoint.gguf_files import (
     CASES,
     KINDS,
+    add_tensor,
+    gguf_writer,
     reference,
     refused,
     write_gguf,
 )
-from tests.armllm.models.reference import Spy, expected_logits, random_prompts
+from tests.armllm.models.reference import Spy, check_logits, random_prompts
 
 from armllm import LLM
 from armllm.checkpoint.gguf_header import TYPES
@@ -40,9 +41,7 @@ def test_gguf_files_have_the_logits_of_the_original(tmp_path, case, kind):
             parameter.data = parameter.data.to(rounded).float()
     write_gguf(tmp_path / "model.gguf", arch, model, kind)
     llm = Spy(LLM(tmp_path / "model.gguf", dtype="float32", skip_tokenizer_init=True))
-    for prompt in random_prompts((1, 36), 4):
-        tokens, logits = llm.generate(prompt, 6)
-        torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    check_logits(llm, model, random_prompts((1, 36), 4), 6)
 
 
 def test_parts_of_gguf_split_are_one_file(llama_file):
@@ -52,9 +51,7 @@ def test_parts_of_gguf_split_are_one_file(llama_file):
     first, second, third = sorted(path.parent.glob("*.gguf"))
     assert first.name == "model-00001-of-00003.gguf"
     llm = Spy(LLM(first, dtype="float32", skip_tokenizer_init=True))
-    (prompt,) = random_prompts((20,), 4)
-    tokens, logits = llm.generate(prompt, 6)
-    torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    check_logits(llm, model, random_prompts((20,), 4), 6)
     refused(second, "is part 2 of 3: name the first, which ends in -00001-of-00003.gguf")
     shutil.copy(second, third)
     refused(first, "its parts hold", "tensors, and it says")
@@ -77,12 +74,8 @@ def test_weights_of_the_right_dtype_stay_mapped(llama_file):
 @pytest.mark.parametrize("kind", [KINDS.TQ1_0, KINDS.TQ2_0])
 def test_quantized_tensors_are_refused_by_their_type(llama_file, kind):
     path, arch, _ = llama_file
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_tensor("token_embd.weight", gguf.quantize(np.ones((8, 256), np.float32), kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_writer(path, arch) as writer:
+        add_tensor(writer, "token_embd.weight", np.ones((8, 256), np.float32), kind)
     refused(
         path,
         f"tensors of type {kind.name} are not supported, only F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0",

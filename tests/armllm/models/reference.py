@@ -139,14 +139,16 @@ def check_logits(
     model: Any,
     prompts: Iterable[list[int]],
     num_tokens: int,
-    config: dict[str, Any],
+    config: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
     """Logits of a `Spy` are a model's within 1e-4; tokens are the best where the next is not as good."""
     for prompt in prompts:
         tokens, logits = llm.generate(prompt, num_tokens, **options)
         expected = expected_logits(model, prompt, tokens)
-        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4, msg=lambda text: f"{config}\n{text}")
+        torch.testing.assert_close(
+            logits, expected, rtol=0, atol=1e-4, msg=lambda text: f"{config or ''}\n{text}"
+        )
         best = expected.topk(2).values
         clear = best[:, 0] - best[:, 1] > 2e-4
         assert torch.equal(torch.tensor(tokens)[clear], expected.argmax(-1)[clear])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.armllm.models.random_configs import random_config
-from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
+from tests.armllm.models.reference import Spy, check_logits, random_prompts, save_reference
 from tests.armllm.models.rope_configs import head_dim_of
 
 from armllm import LLM
@@ -114,8 +114,4 @@ def test_logits_are_those_of_the_model_it_is_made_of(tmp_path, architecture, see
         json.dumps(values | {"architectures": [architecture], "model_type": "other"})
     )
     llm = Spy(LLM(tmp_path, dtype="float32", skip_tokenizer_init=True, max_num_batched_tokens=50))
-    for prompt in random_prompts((1, 62), seed):
-        tokens, logits = llm.generate(prompt, 6)
-        torch.testing.assert_close(
-            logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4, msg=lambda t: f"{config}\n{t}"
-        )
+    check_logits(llm, model, random_prompts((1, 62), seed), 6, config)

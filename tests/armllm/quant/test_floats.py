@@ -14,7 +14,7 @@ from compressed_tensors.compressors import (
 from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file, save_file
-from tests.armllm.models.reference import Spy, expected_logits, random_prompts
+from tests.armllm.models.reference import Spy, check_logits, random_prompts
 from tests.armllm.quant.forms import is_linear, write_quantized
 
 from armllm import LLM, kernels
@@ -179,9 +179,7 @@ def test_values_and_scales_are_read_exactly(make_checkpoint, tmp_path, name, mon
     taken = llm.llm.llm_engine.runner.model.layers[0].mlp.down_proj
     assert isinstance(taken.weight, kernels.Fp8Weight) is (name not in DECODED)
     assert torch.equal(multiplied(taken, 96), model.model.layers[0].mlp.down_proj.weight)
-    for prompt in random_prompts((1, 30), 4):
-        tokens, logits = llm.generate(prompt, 4)
-        torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    check_logits(llm, model, random_prompts((1, 30), 4), 4)
     words = "decoded while loading" if "FP4" in name else "as stored"
     assert words in inspect_checkpoint(str(folder))["quantization"]
 
@@ -255,9 +253,7 @@ def test_parts_with_and_without_fp8_are_decoded(make_checkpoint, tmp_path):
         folder, source, settings, form, lambda name: is_linear(name) and "k_proj" not in name
     )
     llm = Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True))
-    (prompt,) = random_prompts((30,), 4)
-    tokens, logits = llm.generate(prompt, 4)
-    torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    check_logits(llm, model, random_prompts((30,), 4), 4)
 
 
 @pytest.mark.usefixtures("exact_products")
@@ -269,9 +265,7 @@ def test_products_take_mxfp4_as_it_is_stored(make_checkpoint, tmp_path):
     taken = llm.llm.llm_engine.runner.model.layers[0].mlp.down_proj.weight
     assert taken.values == "e2m1"
     assert torch.equal(taken.matrix, model.model.layers[0].mlp.down_proj.weight)
-    for prompt in random_prompts((1, 30), 4):
-        tokens, logits = llm.generate(prompt, 4)
-        torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    check_logits(llm, model, random_prompts((1, 30), 4), 4)
     assert inspect_checkpoint(str(folder))["quantization"] == "compressed-tensors (mxfp4-pack-quantized)"
 
 
@@ -319,9 +313,7 @@ def test_experts_in_one_tensor_are_decoded(tmp_path, make_checkpoint):
     settings = PLAIN | {"weight_block_size": list(BLOCK)}
     model = write_quantized(folder, source, settings, form, lambda name: ".experts." in name)
     llm = Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True))
-    (prompt,) = random_prompts((30,), 4)
-    tokens, logits = llm.generate(prompt, 4)
-    torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    check_logits(llm, model, random_prompts((30,), 4), 4)
 
 
 @pytest.mark.parametrize(

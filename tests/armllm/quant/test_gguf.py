@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tests.armllm.checkpoint.gguf_files import gguf_name, permuted
-from tests.armllm.models.reference import Spy, expected_logits, random_prompts
+from tests.armllm.checkpoint.gguf_files import KINDS, gguf_name, gguf_writer, permuted
+from tests.armllm.models.reference import Spy, check_logits, random_prompts
 
 from armllm import LLM
 from armllm.checkpoint import gguf_blocks
@@ -21,7 +21,6 @@ from armllm.quant.gguf_format import SCHEMES
 from armllm.quant.integers import pack
 from armllm.quant.rounding import fit, from_float, relative_error
 
-KINDS = gguf.GGMLQuantizationType
 KEPT = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", *SHIFTED)
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 64}
 
@@ -89,29 +88,18 @@ def write_gguf(path, source, kind):
     """A Llama as llama.cpp's quantize writes it: all matrices in blocks, norms in fp32."""
     model = source.model
     config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     meant = {}
-    for seed, (name, parameter) in enumerate(model.named_parameters()):
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        heads = next((count for part, count in heads.items() if part in name), None)
-        if parameter.ndim == 1:
-            writer.add_tensor(gguf_name(name, "llama"), parameter.numpy())
-            continue
-        octets = random_blocks(kind, *parameter.shape, seed)
-        meant[name] = torch.from_numpy(gguf.dequantize(octets, KINDS[kind]).copy())
-        stored = octets if heads is None else np.ascontiguousarray(permuted(octets, heads))
-        writer.add_tensor(gguf_name(name, "llama"), stored, raw_dtype=KINDS[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_writer(path, "llama", config.to_dict()) as writer:
+        for seed, (name, parameter) in enumerate(model.named_parameters()):
+            heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+            heads = next((count for part, count in heads.items() if part in name), None)
+            if parameter.ndim == 1:
+                writer.add_tensor(gguf_name(name, "llama"), parameter.numpy())
+                continue
+            octets = random_blocks(kind, *parameter.shape, seed)
+            meant[name] = torch.from_numpy(gguf.dequantize(octets, KINDS[kind]).copy())
+            stored = octets if heads is None else np.ascontiguousarray(permuted(octets, heads))
+            writer.add_tensor(gguf_name(name, "llama"), stored, raw_dtype=KINDS[kind])
     return meant
 
 
@@ -136,9 +124,7 @@ def test_a_file_means_what_gguf_py_reads_from_it(source, tmp_path, kind):
             if "embed" not in name and kind not in KEPT:
                 parameter.data = from_float(meant[name], SCHEMES[kind]).dequantize()
     llm = Spy(LLM(path, dtype="float32", skip_tokenizer_init=True))
-    for prompt in random_prompts((1, 36), 4):
-        tokens, logits = llm.generate(prompt, 4)
-        torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    check_logits(llm, model, random_prompts((1, 36), 4), 4)
     anew = "" if kind in KEPT else f" ({kind} rounded again to int8, about 0.9% off)"
     assert inspect_checkpoint(str(path))["quantization"] == f"gguf{anew}"
 
@@ -165,9 +151,7 @@ def test_a_file_in_blocks_may_be_rounded_to_another_scheme(source, tmp_path):
             left = "embed" in name or "lm_head" in name
             parameter.data = meant[name] if left else from_float(meant[name], Scheme(bits=8)).dequantize()
     llm = Spy(LLM(path, dtype="float32", skip_tokenizer_init=True, quantization="int8"))
-    (prompt,) = random_prompts((20,), 4)
-    tokens, logits = llm.generate(prompt, 4)
-    torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    check_logits(llm, model, random_prompts((20,), 4), 4)
 
 
 def test_what_rounding_anew_cost_is_logged(source, tmp_path, caplog):
@@ -202,13 +186,8 @@ def test_scales_that_are_no_numbers_are_named(source, tmp_path, monkeypatch, kin
 
 def test_rows_of_broken_blocks_are_refused(source, tmp_path):
     path = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    octets = np.zeros((8, 18), np.uint8)
-    writer.add_tensor("token_embd.weight", octets, raw_dtype=KINDS.Q4_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_writer(path, "llama") as writer:
+        writer.add_tensor("token_embd.weight", np.zeros((8, 18), np.uint8), raw_dtype=KINDS.Q4_0)
     content = bytearray(path.read_bytes())
     place = content.index((32).to_bytes(8, "little"))
     content[place : place + 8] = (33).to_bytes(8, "little")

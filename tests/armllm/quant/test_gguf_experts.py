@@ -8,9 +8,17 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.armllm.checkpoint.gguf_files import KINDS, NAMES, permuted, refused
+from tests.armllm.checkpoint.gguf_files import (
+    KINDS,
+    NAMES,
+    add_head_dim,
+    add_tensor,
+    gguf_writer,
+    permuted,
+    refused,
+)
 from tests.armllm.models.random_configs import random_config
-from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
+from tests.armllm.models.reference import Spy, check_logits, random_prompts, save_reference
 
 from armllm import LLM
 from armllm.engine.inspection import inspect_checkpoint
@@ -73,28 +81,24 @@ def reference(folder, case):
 
 def write_gguf(path, arch, config, state, kind, *, squeeze=False):
     """Stacked experts; norms, biases and routers in fp32."""
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    if arch == "qwen3moe":
-        writer.add_key_length(config["head_dim"])
-        writer.add_value_length(config["head_dim"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_expert_count(config.get("num_experts", config.get("num_local_experts")))
-    writer.add_expert_used_count(config["num_experts_per_tok"])
-    if config.get("clip_qkv"):
-        writer.add_clamp_kqv(config["clip_qkv"])
+    with gguf_writer(path, arch, config) as writer:
+        if arch == "qwen3moe":
+            add_head_dim(writer, config["head_dim"])
+        writer.add_rope_freq_base(config["rope_theta"])
+        writer.add_expert_count(config.get("num_experts", config.get("num_local_experts")))
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        if config.get("clip_qkv"):
+            writer.add_clamp_kqv(config["clip_qkv"])
+        add_tensors(writer, arch, config, state, kind, squeeze=squeeze)
+
+
+def add_tensors(writer, arch, config, state, kind, *, squeeze):
     stacks: dict[str, dict[int, np.ndarray]] = {}
     for name, tensor in state.items():
         array = tensor.numpy()
         stem, _, ending = name.rpartition(".")
         if stem in OUTSIDE:
-            add(writer, f"{OUTSIDE[stem]}.{ending}", array, kind)
+            add_tensor(writer, f"{OUTSIDE[stem]}.{ending}", array, kind)
             continue
         _, _, index, rest = stem.split(".", 3)
         if ".experts." in rest:
@@ -107,19 +111,9 @@ def write_gguf(path, arch, config, state, kind, *, squeeze=False):
         if rest.endswith("shared_expert_gate") and squeeze:
             array = array[0]
         router = rest.endswith("gate")
-        add(writer, f"blk.{index}.{MOE_NAMES[rest]}.{ending}", array, KINDS.F32 if router else kind)
+        add_tensor(writer, f"blk.{index}.{MOE_NAMES[rest]}.{ending}", array, KINDS.F32 if router else kind)
     for name, experts in stacks.items():
-        add(writer, name, np.stack([experts[number] for number in range(len(experts))]), kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def add(writer, name, array, kind):
-    stored = KINDS.F32 if array.ndim == 1 else kind
-    octets = gguf.quantize(np.ascontiguousarray(array), stored)
-    writer.add_tensor(name, octets, raw_dtype=stored)
+        add_tensor(writer, name, np.stack([experts[number] for number in range(len(experts))]), kind)
 
 
 @pytest.mark.parametrize("squeeze", [False, True])
@@ -143,9 +137,7 @@ def test_experts_have_the_logits_of_the_original(request, tmp_path, case, kind, 
     save_file(state, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
     twin = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
     llm = Spy(LLM(tmp_path / "model.gguf", dtype="float32", skip_tokenizer_init=True))
-    for prompt in random_prompts((1, 36), 4):
-        tokens, logits = llm.generate(prompt, 4)
-        torch.testing.assert_close(logits, expected_logits(twin, prompt, tokens), rtol=0, atol=1e-4)
+    check_logits(llm, twin, random_prompts((1, 36), 4), 4)
     facts = inspect_checkpoint(str(tmp_path / "model.gguf"))
     assert facts["architecture"] == CASES[case][0]
 

@@ -6,46 +6,28 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tests.armllm.checkpoint.gguf_files import KINDS
-from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
+from tests.armllm.checkpoint.gguf_files import KINDS, add_head_dim, gguf_writer
+from tests.armllm.models.reference import Spy, check_logits, random_prompts, save_reference
+from tests.armllm.quant.test_mxfp4 import CONFIG as GPT_OSS
 
 from armllm import LLM
 from armllm.engine.inspection import inspect_checkpoint
 from armllm.errors import CheckpointError
 
 YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
-CONFIG = {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "vocab_size": 400,
-    "hidden_size": 64,
-    "intermediate_size": 96,
+CONFIG = GPT_OSS | {
     "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "num_local_experts": 5,
     "num_experts_per_tok": 2,
-    "max_position_embeddings": 128,
-    "sliding_window": 16,
+    "rms_norm_eps": 1e-5,
     "rope_theta": 150000.0,
     "rope_scaling": YARN | {"original_max_position_embeddings": 40},
-    "eos_token_id": 1,
 }
 NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT_OSS, CONFIG["num_hidden_layers"])
 
 
 def add_header(writer):
-    writer.add_context_length(CONFIG["max_position_embeddings"])
-    writer.add_embedding_length(CONFIG["hidden_size"])
-    writer.add_block_count(CONFIG["num_hidden_layers"])
-    writer.add_feed_forward_length(CONFIG["intermediate_size"])
+    add_head_dim(writer, CONFIG["head_dim"])
     writer.add_expert_feed_forward_length(CONFIG["intermediate_size"])
-    writer.add_head_count(CONFIG["num_attention_heads"])
-    writer.add_head_count_kv(CONFIG["num_key_value_heads"])
-    writer.add_key_length(CONFIG["head_dim"])
-    writer.add_value_length(CONFIG["head_dim"])
-    writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(CONFIG["rope_theta"])
     writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
     writer.add_rope_scaling_factor(YARN["factor"])
@@ -72,23 +54,19 @@ def parts(name, tensor):
 
 def write(path, model, kind, *, leaves_out=()):
     """The experts in ``kind``; the model gets what they mean."""
-    writer = gguf.GGUFWriter(path, "gpt-oss")
-    add_header(writer)
-    for name, tensor in model.state_dict().items():
-        for part, values in parts(name, tensor).items():
-            full_name = NAMES.get_name(part, try_suffixes=(".weight", ".bias"))
-            assert full_name is not None, part
-            experts = full_name.endswith("_exps.weight")
-            stored = kind if experts else KINDS.F32
-            octets = gguf.quantize(np.ascontiguousarray(values.numpy()), stored)
-            if experts:
-                values.copy_(torch.from_numpy(gguf.dequantize(octets, stored).copy()))
-            if full_name not in leaves_out:
-                writer.add_tensor(full_name, octets, raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_writer(path, "gpt-oss", CONFIG) as writer:
+        add_header(writer)
+        for name, tensor in model.state_dict().items():
+            for part, values in parts(name, tensor).items():
+                full_name = NAMES.get_name(part, try_suffixes=(".weight", ".bias"))
+                assert full_name is not None, part
+                experts = full_name.endswith("_exps.weight")
+                stored = kind if experts else KINDS.F32
+                octets = gguf.quantize(np.ascontiguousarray(values.numpy()), stored)
+                if experts:
+                    values.copy_(torch.from_numpy(gguf.dequantize(octets, stored).copy()))
+                if full_name not in leaves_out:
+                    writer.add_tensor(full_name, octets, raw_dtype=stored)
 
 
 @pytest.mark.parametrize("kind", ["F32", "MXFP4", "Q8_0"])
@@ -100,9 +78,7 @@ def test_logits_are_those_of_the_original(request, tmp_path, kind):
     path = tmp_path / "model.gguf"
     write(path, model, KINDS[kind])
     llm = Spy(LLM(path, dtype="float32", skip_tokenizer_init=True))
-    for prompt in random_prompts((1, 36, 70), 4):
-        tokens, logits = llm.generate(prompt, 4)
-        torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    check_logits(llm, model, random_prompts((1, 36, 70), 4), 4)
     assert inspect_checkpoint(str(path))["architecture"] == "GptOssForCausalLM"
 
 

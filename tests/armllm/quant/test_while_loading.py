@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tests.armllm.models.random_configs import FAMILIES, random_config
-from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
+from tests.armllm.models.reference import Spy, check_logits, expected_logits, random_prompts, save_reference
 
 from armllm import LLM
 from armllm.checkpoint.scheme import SCHEMES, scheme_for
@@ -70,9 +70,7 @@ def test_every_family_computes_with_rounded_weights(tmp_path, architecture, sche
     save_reference(tmp_path, config, 11)
     twin = rounded_twin(tmp_path, config, scheme)
     llm = Spy(LLM(tmp_path, dtype="float32", skip_tokenizer_init=True, quantization=scheme))
-    for prompt in random_prompts((1, 20), 11):
-        tokens, logits = llm.generate(prompt, 4)
-        torch.testing.assert_close(logits, expected_logits(twin, prompt, tokens), rtol=0, atol=1e-4)
+    check_logits(llm, twin, random_prompts((1, 20), 11), 4)
 
 
 @pytest.mark.usefixtures("exact_products")
