@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from armbuild.artifact.limits import Budget
+    from armbuild.image.documents import Manifest
 
 
 def open_oci(path: Path, number: int = 0) -> Archive:
@@ -92,7 +93,7 @@ class _Links:
 
 
 def _members(
-    image: reader.ImageFile, manifest: reader.Manifest, budget: Budget, problems: list[str]
+    image: reader.ImageFile, manifest: Manifest, budget: Budget, problems: list[str]
 ) -> Iterator[Member]:
     """Yield the files of the highest layer first: what hides a file is known when that is met.
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from armbuild.image.documents import blob_name
 from armbuild.image.layers import TIME
-from armbuild.image.reader import blob_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -29,6 +29,8 @@ from armbuild.target import deb_files, debian
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from armbuild.image.documents import LayerBlob, Manifest
+
 OLDEST_GLIBC = "2.28"
 """Of torch and of the packages chosen: manylinux_2_28."""
 _LIBRARY_LIMIT, _STATUS_LIMIT, _RECORD_LIMIT = 64 << 20, 16 << 20, 16 << 20
@@ -115,12 +117,12 @@ def read(
         )
 
 
-def _reference(manifest: reader.Manifest, path: Path) -> str:
+def _reference(manifest: Manifest, path: Path) -> str:
     """Return what a local base calls itself, else its file's name: where it lies is nobody's business."""
     return manifest.name if manifest.name and re.search("[/:]", manifest.name) else path.resolve().name
 
 
-def _environment(manifest: reader.Manifest) -> dict[str, str]:
+def _environment(manifest: Manifest) -> dict[str, str]:
     """Return the base's variables; one without a value, which runtimes drop, is dropped."""
     listed = manifest.config.get("config", {}).get("Env") or []
     return dict(item.split("=", 1) for item in listed if "=" in item)
@@ -217,7 +219,7 @@ def _site(tree: Path, prefix: PurePosixPath, program: str, name: str) -> str:
     raise UsageError(f"--base {name}: its {program} has no site-packages folder below {prefix}")
 
 
-def _keep(image: reader.ImageFile, layer: reader.LayerBlob, work: Path) -> Layer:
+def _keep(image: reader.ImageFile, layer: LayerBlob, work: Path) -> Layer:
     """Copy a layer's file as it is: what others have checked and cached stays the same."""
     blob = work / f"layer-{layer.diff_id[7:23]}"
     seen = hashlib.sha256()

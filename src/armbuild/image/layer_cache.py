@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from armbuild import audit
 from armbuild.host import cache
-from armbuild.image import content, layers, packages, reader, recipes, root, sbom
+from armbuild.image import content, documents, layers, packages, recipes, root, sbom
 
 if TYPE_CHECKING:
     from armbuild.image.recipes import Recipe
@@ -52,7 +52,7 @@ def _intact(folder: Path) -> bool:
     try:
         facts = json.loads((folder / FACTS).read_text())
         with (folder / BLOB).open("rb") as file:
-            return bool(reader.digest_of(file) == facts["digest"])
+            return bool(documents.digest_of(file) == facts["digest"])
     except (OSError, ValueError, LookupError, AttributeError):
         return False
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from armbuild.artifact.limits import Budget
-    from armbuild.image.reader import ImageFile, LayerBlob, Manifest
+    from armbuild.image.documents import LayerBlob, Manifest
+    from armbuild.image.reader import ImageFile
 
 OPAQUE = ".wh..wh..opq"
 WHITEOUT = ".wh."

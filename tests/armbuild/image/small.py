@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import hashlib
+import json
 
 from armbuild.artifact.archives import zstd
 from armbuild.image import archive, layers
@@ -61,3 +62,20 @@ def with_zstd(written, *, cut=None):
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     kind = "application/vnd.oci.image.layer.v1.tar+zstd"  # image specification, media-types.md
     return dataclasses.replace(written, blob=blob, media_type=kind, digest=digest, size=len(content))
+
+
+def layout(folder, layers, count=1):
+    """A layout of ``count`` images of ``layers`` equal layers each."""
+    (blobs := folder / "blobs/sha256").mkdir(parents=True)
+
+    def blob(document):
+        content = json.dumps(document).encode()
+        digest = hashlib.sha256(content).hexdigest()
+        (blobs / digest).write_bytes(content)
+        return {"digest": f"sha256:{digest}"}
+
+    layer = f"sha256:{'1' * 64}"
+    config = blob({"architecture": "arm64", "rootfs": {"diff_ids": [layer] * layers}})
+    manifest = blob({"config": config, "layers": [{"digest": layer}] * layers})
+    (folder / "index.json").write_text(json.dumps({"manifests": [manifest] * count}))
+    return blobs / ("1" * 64)
