@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import subprocess
 import sys
 import sysconfig
@@ -20,12 +21,7 @@ def python_with(folder, package, *others):
     """
     venv.create(folder, with_pip=True, symlinks=True)
     python = folder / "bin" / "python"
-    purelib = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
+    purelib = run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).stdout.strip()
     paths = [path for path in sys.path if path.endswith("site-packages")]
     Path(purelib, "tests.pth").write_text("\n".join(dict.fromkeys([*paths, sysconfig.get_path("purelib")])))
     _install(python, "--no-deps", package)
@@ -43,6 +39,19 @@ def python_with(folder, package, *others):
     return python
 
 
+def run(command, **options):
+    """A program that succeeds, with what it prints."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done
+
+
+def result_of(done):
+    """The JSON that a program prints after RESULT."""
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return json.loads(line.removeprefix("RESULT "))
+
+
 def _install(python, *options):
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *options]
-    subprocess.run(command, check=True)
+    run(command)

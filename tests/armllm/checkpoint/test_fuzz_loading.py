@@ -16,7 +16,7 @@ from tests.armllm.checkpoint.test_fuzz import (
     run,
     safetensors_header,
 )
-from tests.armllm.quant.forms import awq, gptq, write_quantized
+from tests.armllm.quant.forms import GROUPED, write_quantized
 from tests.armllm.quant.test_floats import CASES as FLOATS
 from tests.armllm.quant.test_floats import SIZES
 from tests.armllm.quant.test_gguf import SIZES as GGUF_SIZES
@@ -67,17 +67,7 @@ def test_changed_blocks_of_gguf(source, tmp_path, kind):
     run(f"gguf {kind}", tmp_path / "sound.gguf", tmp_path / "changed.gguf", gguf_file, generate, count=FEW)
 
 
-FORMS = {
-    **FLOATS,
-    "GPTQ": (
-        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False},
-        gptq(4, 32, symmetric=False, act_order=True),
-    ),
-    "AWQ": (
-        {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"},
-        awq(32),
-    ),
-}
+FORMS = FLOATS | GROUPED
 
 
 @pytest.mark.parametrize("name", FORMS)

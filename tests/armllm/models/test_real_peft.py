@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 import torch
-from tests.armllm.environments import python_with
+from tests.armllm.environments import python_with, run
 from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import Spy, random_prompts, save_reference
 from tests.armllm.quant.conftest import exact_products  # noqa: F401
-from tests.armllm.quant.forms import awq, fp8_blocks, gptq, write_quantized
+from tests.armllm.quant.forms import GROUPED, fp8_blocks, write_quantized
 
 from armllm import LLM, LoRARequest
 from armllm.errors import CheckpointError
@@ -89,15 +88,7 @@ CASES = {
 }
 QUANTIZED = {
     "FP8": ({"quant_method": "fp8", "weight_block_size": [32, 32]}, fp8_blocks(32, 32)),
-    "GPTQ": (
-        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False},
-        gptq(4, 32, symmetric=False, act_order=True),
-    ),
-    "AWQ": (
-        {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"},
-        awq(32),
-    ),
-}
+} | GROUPED
 REFUSED = {
     "the head as a whole": (
         {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
@@ -123,11 +114,6 @@ def config_of(architecture):
     return random_config(architecture, SEED) | CHANGES.get(architecture, {})
 
 
-def run(python, program, *arguments):
-    done = subprocess.run([python, "-c", program, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-
-
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
     return python_with(tmp_path_factory.mktemp("peft") / "venv", PEFT)
@@ -147,7 +133,7 @@ def made(python, tmp_path_factory, make_checkpoint):
         twin = write_quantized(folders[name] / "stored", source, settings, form)
         twin.save_pretrained(folders[name] / "model")
         (folders[name] / "lora.json").write_text(json.dumps({"r": 8, "target_modules": ALL}))
-    run(python, PROGRAM, json.dumps(PROMPTS), str(NUM_TOKENS), *map(str, folders.values()))
+    run([python, "-c", PROGRAM, json.dumps(PROMPTS), str(NUM_TOKENS), *folders.values()])
     return folders
 
 
@@ -184,7 +170,7 @@ def test_what_peft_makes_and_is_not_supported_is_refused_by_name(python, tmp_pat
         (folders[-1] / "model").symlink_to(tmp_path / "model")
         (folders[-1] / "lora.json").write_text(json.dumps(options))
     program = PROGRAM.replace("init_lora_weights=False, **options", "**options")
-    run(python, program, "[]", "0", *map(str, folders))
+    run([python, "-c", program, "[]", "0", *folders])
     llm = LLM(tmp_path / "model", dtype="float32", skip_tokenizer_init=True, enable_lora=True)
     for number, (folder, (_, message)) in enumerate(zip(folders, REFUSED.values(), strict=True), 1):
         with pytest.raises(CheckpointError, match=message):

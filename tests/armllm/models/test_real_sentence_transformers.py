@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 import torch
 import transformers
-from tests.armllm.environments import python_with
+from tests.armllm.environments import python_with, run
 from tests.armllm.models.encoder_configs import random_config
 from tests.armllm.models.random_configs import random_config as random_decoder
 from tests.armllm.models.reference import randomize
@@ -103,9 +102,7 @@ def made(python, tmp_path_factory, tokenizer_folder):
         model.save_pretrained(folders[name] / "model")
         tokenizer.save_pretrained(folders[name] / "model")
         (folders[name] / "options.json").write_text(json.dumps(modules))
-    command = [python, "-c", PROGRAM, json.dumps(TEXTS), PROMPT, *map(str, folders.values())]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    run([python, "-c", PROGRAM, json.dumps(TEXTS), PROMPT, *folders.values()])
     return folders
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from tests.armllm.environments import python_with
+from tests.armllm.environments import python_with, result_of, run
 
 import armllm
 from armbuild.image.client import free_port
@@ -87,20 +87,13 @@ def python(tmp_path_factory):
     return python_with(folder, "optimum-intel==2.2.0", "openvino-genai>=2026.1")
 
 
-def result_of(command, folder):
-    """What a program prints after RESULT."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    return json.loads(line.removeprefix("RESULT "))
-
-
 @pytest.mark.parametrize("quantization", ["", "int4-g32"])
 def test_a_converted_checkpoint_gives_the_tokens_of_openvino_genai(
     make_checkpoint, tmp_path, python, quantization
 ):
     model = make_checkpoint(hidden_size=128, intermediate_size=256).folder
-    ours, theirs = result_of([python, "-c", PROGRAM, model, quantization, tmp_path / "kept"], tmp_path)
+    command = [python, "-c", PROGRAM, model, quantization, tmp_path / "kept"]
+    ours, theirs = result_of(run(command, cwd=tmp_path))
     assert ours == theirs
 
 
@@ -108,7 +101,7 @@ def export(python, folder, weight_format):
     """The smoke model as the published tool writes it."""
     command = [python, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", SMOKE_MODEL]
     command += ["--task", "text-generation-with-past", "--weight-format", weight_format, folder]
-    subprocess.run(command, check=True, capture_output=True)
+    run(command)
 
 
 @contextlib.contextmanager
@@ -160,6 +153,6 @@ def test_a_folder_of_the_published_tool_is_taken_as_it_is(tmp_path, python):
     """From a prompt in text to the end token: it would catch another tokenizer and other input names."""
     folder = tmp_path / "model"
     export(python, folder, "int8")
-    ours, theirs = result_of([python, "-c", PUBLISHED, folder, "A wheel is"], tmp_path)
+    ours, theirs = result_of(run([python, "-c", PUBLISHED, folder, "A wheel is"], cwd=tmp_path))
     assert ours == theirs
     assert len(ours[1]) > 4

@@ -161,3 +161,9 @@ def write(folder: Path, source: Path, quantization: dict[str, Any], state: dict[
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(source / name, folder)
     save_file(state, folder / "model.safetensors")
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+GROUPED = {"GPTQ": (GPTQ, gptq(4, 32, symmetric=False, act_order=True)), "AWQ": (AWQ, awq(32))}
+"""Settings and forms of 4 bits in groups of 32, with zero points."""

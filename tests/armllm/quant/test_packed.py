@@ -9,7 +9,7 @@ from tests.armllm.checkpoint.test_fuzz import changed, noise, run, safetensors_h
 from tests.armllm.checkpoint.test_fuzz_loading import FEW, generate
 from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import save_reference
-from tests.armllm.quant.forms import gptq, write_quantized
+from tests.armllm.quant.forms import GROUPED, write_quantized
 from tests.armllm.quant.test_floats import SIZES
 
 from armllm.cli import main
@@ -61,7 +61,5 @@ def test_changed_packed_experts(tmp_path):
 
 
 def test_changed_packed_inputs_in_an_order_of_their_own(make_checkpoint, tmp_path):
-    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}
-    form = gptq(4, 32, symmetric=False, act_order=True)
-    write_quantized(tmp_path / "in", make_checkpoint(**SIZES), settings, form)
+    write_quantized(tmp_path / "in", make_checkpoint(**SIZES), *GROUPED["GPTQ"])
     checked("act-order", tmp_path / "in", tmp_path)

