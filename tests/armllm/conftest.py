@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from armllm import kernels
 from armllm.kernels import reference
-from armllm.layers import linear, moe
+from armllm.layers import cpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,8 +46,7 @@ def one_thread():
 @pytest.fixture
 def weights_as_stored(monkeypatch):
     """Products take weights in the order of a checkpoint, also where panels are faster."""
-    for module in (linear, moe):
-        monkeypatch.setattr(module, "has_fast_panels", lambda _dtype: False)
+    monkeypatch.setattr(cpu, "has_fast_panels", lambda _dtype: False)
 
 
 @pytest.fixture

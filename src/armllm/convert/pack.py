@@ -21,7 +21,7 @@ from armllm.checkpoint.weights import LoadingWeights
 from armllm.convert.calibration import calibrated
 from armllm.convert.derived import check_free, derived_folder
 from armllm.errors import CheckpointError, RequestError
-from armllm.layers.linear import cpu_computes_bfloat16
+from armllm.layers.cpu import cpu_computes_bfloat16
 from armllm.models import check_model, read_model_config
 from armllm.progress import progress
 from armllm.quant.digest import digest_file

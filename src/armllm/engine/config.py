@@ -17,7 +17,7 @@ from armllm.checkpoint.hub import WANTED_BY_OPENVINO, WITHOUT_WEIGHTS, HubOption
 from armllm.checkpoint.scheme import SCHEMES, check_scheme
 from armllm.errors import RequestError
 from armllm.foregone import foregone_options
-from armllm.layers.linear import cpu_computes_bfloat16, cpu_computes_float16
+from armllm.layers.cpu import cpu_computes_bfloat16, cpu_computes_float16
 from armllm.quant.formats import METHODS
 
 if TYPE_CHECKING:

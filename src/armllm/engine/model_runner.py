@@ -22,7 +22,7 @@ from armllm.engine.recording import RecordedDecode
 from armllm.engine.runner import Runner, StepInput
 from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
-from armllm.layers.linear import has_own_products
+from armllm.layers.cpu import has_own_products
 from armllm.layers.lora import AdapterSlots, building_with
 from armllm.layers.ranks import INTERRUPTED, building_for
 from armllm.layers.stages import Stage, building_stage

@@ -1,29 +1,27 @@
 """Matrix products with the checkpoint's weights.
 
 A layer's storage is decided here, where the weights are taken: models ask `load_linear` for a product and
-call what comes back. Dense products are `kernels.linear` where that is the faster one: with AMX, on AArch64,
-in 16 bits on a CPU for which torch's oneDNN has no instructions, and in fp32 on a CPU with AVX2 that is not
-Intel's. Otherwise they are torch's. Those bring the weights into their own order again in each call, on
-AArch64 too (bf16 with any number of rows, fp32 from 15 on): three times the memory traffic for few rows. On
-x86-64 that can be done before.
+call what comes back. Dense products are `kernels.linear` where that is the faster one (`layers.cpu`).
+Otherwise they are torch's. Those bring the weights into their own order again in each call, on AArch64 too
+(bf16 with any number of rows, fp32 from 15 on): three times the memory traffic for few rows. On x86-64 that
+can be done before.
 """
 
 from __future__ import annotations
 
 import functools
 import platform
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-import armisa
 from armllm import kernels
 from armllm.checkpoint.matrix import PackedMatrix
 from armllm.checkpoint.weights import CheckingWeights
 from armllm.errors import CheckpointError
 from armllm.kernels.dense import PANEL_COLUMNS
+from armllm.layers import cpu
 from armllm.layers.asymmetric import AsymmetricLinear
 from armllm.layers.lora import current_slots
 from armllm.layers.ranks import Cut, current_ranks
@@ -37,10 +35,6 @@ if TYPE_CHECKING:
     from armllm.checkpoint.weights import Weights
 
 
-# Kernels that are faster than torch's products for any number of rows, with the weights as they are.
-FAST_TARGETS = ("amx",)
-# And those with the weights in panels.
-FAST_PANEL_TARGETS = ("bf16", "avx512_bf16")
 # On AArch64 oneDNN's own order leads to its portable code, not to that of Arm Compute Library.
 PACKING_MACHINES = ("x86_64",)
 # Packing a table that is both embedding and head stores it twice, so only a small one is packed.
@@ -181,84 +175,6 @@ class SideBySide:
         return torch.cat([product(x) for product in self.products], dim=-1)
 
 
-def cpu_computes_bfloat16() -> bool:
-    """Whether this CPU has bf16 dot products (Arm FEAT_BF16, x86 AVX512-BF16 or AMX)."""
-    return _cpu_has({"bf16", "avx512_bf16", "amx_bf16"})
-
-
-def cpu_computes_float16() -> bool:
-    """Whether torch's products in fp16 are as fast as in bf16 here (x86 AVX512-FP16 or AMX-FP16).
-
-    On Arm nobody has such products: torch has none, and the kernels widen fp16 to fp32.
-    """
-    return _cpu_has({"avx512_fp16", "amx_fp16"})
-
-
-def _cpu_has(features: set[str]) -> bool:
-    return not features.isdisjoint(armisa.detect().features)
-
-
-@functools.cache
-def has_fast_kernel(dtype: torch.dtype) -> bool:
-    """Whether `kernels.linear` beats torch's products in this dtype with weights as they are."""
-    return dtype is torch.bfloat16 and _target("dense_matmul_bf16") in FAST_TARGETS
-
-
-@functools.cache
-def has_fast_panels(dtype: torch.dtype) -> bool:
-    """Whether `kernels.linear` beats torch's products in this dtype with weights in panels."""
-    if dtype is torch.float32:
-        # Torch's products on x86 are MKL's, which is made for Intel's CPUs.
-        if platform.machine() == "aarch64":
-            return True
-        return _target("panel_matmul_f32") in {"avx2", "avx512"} and not _is_intel()
-    if dtype is not torch.bfloat16:
-        return False
-    target = _target("panel_matmul_bf16")
-    # Without AVX512-BF16 oneDNN makes each dot product of several instructions, and panels win at any rows.
-    return target in FAST_PANEL_TARGETS or (target == "avx512" and not cpu_computes_bfloat16())
-
-
-def _target(op: str) -> str | None:
-    entry = kernels.report().get(op)  # plain torch has no op of this name
-    return None if entry is None else entry["target"]
-
-
-def _is_intel() -> bool:
-    return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-
-
-@functools.cache
-def has_torch_product(dtype: torch.dtype) -> bool:
-    """Whether torch has more for products in this dtype on this CPU than portable loops."""
-    if dtype is torch.float32:
-        return True
-    name = "_is_mkldnn_bf16_supported" if dtype is torch.bfloat16 else "_is_mkldnn_fp16_supported"
-    supported = getattr(torch.ops.mkldnn, name, None)  # a torch without oneDNN has none
-    return supported is not None and bool(supported())
-
-
-def wants_panels(dtype: torch.dtype) -> bool:
-    """Whether weights of this dtype are put into panels."""
-    return not has_fast_kernel(dtype) and (has_fast_panels(dtype) or not has_torch_product(dtype))
-
-
-def wants_fp8(dtype: torch.dtype) -> bool:
-    """Whether weights of E4M3 stay so for products in this dtype, which decode them.
-
-    Reading fp32 takes longer than decoding. So does reading bf16 by all cores of an Arm server, but on x86
-    and where no instruction rounds to bf16 it takes less.
-    """
-    if dtype is torch.bfloat16:
-        return wants_panels(dtype) and platform.machine() == "aarch64" and cpu_computes_bfloat16()
-    return wants_panels(dtype) and dtype is torch.float32
-
-
-def has_own_products(dtype: torch.dtype) -> bool:
-    """Whether all dense products in this dtype are the kernels' own."""
-    return has_fast_kernel(dtype) or wants_panels(dtype)
-
-
 def dense(weight: Tensor, bias: Tensor | None = None, *, may_copy: bool = True) -> Linear:
     """The fastest product that there is on this CPU for ``weight[out_features, in_features]``.
 
@@ -266,9 +182,9 @@ def dense(weight: Tensor, bias: Tensor | None = None, *, may_copy: bool = True) 
     """
     if weight.device.type != "cpu":
         return DenseLinear(weight, bias)
-    if has_fast_kernel(weight.dtype):
+    if cpu.has_fast_kernel(weight.dtype):
         return KernelLinear(weight, bias)
-    if wants_panels(weight.dtype):
+    if cpu.wants_panels(weight.dtype):
         return KernelLinear(kernels.pack_panels(weight) if may_copy else weight, bias)
     if may_copy and platform.machine() in PACKING_MACHINES and weight.dtype is not torch.float32:
         return PackedLinear(weight, bias)
@@ -388,8 +304,8 @@ def _load_dense(weights: Weights, parts: Mapping[str, int], in_features: int, *,
     names = list(parts)
     tensors = [f"{name}.weight" for name in names]
     shapes = [(parts[name], in_features) for name in names]
-    small = weights.fp8(tensors, shapes) if wants_fp8(weights.dtype) else None
-    found = weights.stored(tensors, shapes) if small is None and wants_panels(weights.dtype) else None
+    small = weights.fp8(tensors, shapes) if cpu.wants_fp8(weights.dtype) else None
+    found = weights.stored(tensors, shapes) if small is None and cpu.wants_panels(weights.dtype) else None
     matrix: Tensor | kernels.PanelWeight | kernels.Fp8Weight
     if small is not None:
         matrix = _fp8(small, weights.dtype)

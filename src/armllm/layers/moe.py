@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from armllm import kernels
+from armllm.layers import cpu
 from armllm.layers.activation import gated, gated_kernel
 from armllm.layers.linear import (
     KernelLinear,
     Linear,
     QuantizedLinear,
     dense,
-    has_fast_kernel,
-    has_fast_panels,
     load_linear,
 )
 from armllm.layers.lora import building_with
@@ -153,6 +152,11 @@ def load_experts(
     return combined(gate_up, down, sizes=(hidden_size, size), activation=activation)
 
 
+def are_separate(experts: Weights) -> bool:
+    """Whether each expert has tensors of its own below ``N.``, as GGUF files and quantizers have them."""
+    return experts.scope("0", optional=True) is not experts
+
+
 def load_matrices(
     experts: Weights,
     num_experts: int,
@@ -247,7 +251,7 @@ def _each(weights: Weights, name: str, *shape: int) -> Iterable[Tensor]:
 
 def placed(matrix: Tensor) -> Matrix:
     """Put it into panels where those are faster: then only one expert at a time is in memory twice."""
-    panels = has_fast_panels(matrix.dtype) and not has_fast_kernel(matrix.dtype)
+    panels = cpu.has_fast_panels(matrix.dtype) and not cpu.has_fast_kernel(matrix.dtype)
     return kernels.pack_panels(matrix) if panels and matrix.device.type == "cpu" else matrix
 
 

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from armllm.kernels import ClampedSwiGLU
 from armllm.layers.linear import QuantizedLinear
-from armllm.layers.moe import GATES_AND_UPS, MoE, combined, load_matrices, own_rows, transposed_experts
+from armllm.layers.moe import (
+    GATES_AND_UPS,
+    MoE,
+    are_separate,
+    combined,
+    load_matrices,
+    own_rows,
+    transposed_experts,
+)
 from armllm.layers.routing import Router
 from armllm.models.llama import (
     LlamaAttention,
@@ -80,7 +88,7 @@ class GptOssDecoderLayer(LlamaDecoderLayer):
             block, hidden, count, config.num_experts_per_tok, normalize=True, name="router", bias=True
         )
         experts, width = block.scope("experts"), config.intermediate_size
-        if experts.has("gate_proj_bias"):  # experts one by one, as in GGUF
+        if are_separate(experts):
             gate_up, down = load_matrices(experts, count, hidden, width)
             parts = [experts.take(f"{name}_proj_bias", count, width) for name in ("gate", "up")]
             gate_up_biases = torch.cat(parts, 1)

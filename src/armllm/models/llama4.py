@@ -14,7 +14,14 @@ import torch
 from armllm.layers.embedding import gather
 from armllm.layers.linear import load_linear
 from armllm.layers.mlp import GatedMLP
-from armllm.layers.moe import GATES_AND_UPS, combined, load_experts, own_rows, transposed_experts
+from armllm.layers.moe import (
+    GATES_AND_UPS,
+    are_separate,
+    combined,
+    load_experts,
+    own_rows,
+    transposed_experts,
+)
 from armllm.layers.norm import PlainNorm
 from armllm.layers.ranks import building_for
 from armllm.layers.rotary import RotaryEmbedding
@@ -127,7 +134,7 @@ class Llama4MoE:
 def _load_experts(config: Llama4Config, weights: Weights) -> Experts:
     """From stacked tensors with the inputs first, as the hub has them, or one by one, as quantizers write."""
     hidden, size, count = config.hidden_size, config.intermediate_size, config.num_experts
-    if weights.scope("experts.0", optional=True) is not weights:
+    if are_separate(weights.scope("experts")):
         return load_experts(weights, count, hidden, size, activation=config.activation)
     gate_up = transposed_experts(
         weights, "experts.gate_up_proj", count, (2 * size, hidden), own=own_rows(GATES_AND_UPS)

@@ -19,7 +19,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 
 import armllm.kernels.torch_ops  # noqa: F401 - registers the operators
 from armllm import kernels
-from armllm.layers.linear import has_fast_kernel, has_own_products, has_torch_product
+from armllm.layers.cpu import has_fast_kernel, has_own_products, has_torch_product
 from armllm.vllm_plugin.interface import check_attributes, check_methods
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedE
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
 from armllm import kernels
-from armllm.layers.linear import has_fast_kernel, has_fast_panels
+from armllm.layers.cpu import has_fast_kernel, has_fast_panels
 from armllm.vllm_plugin.interface import check_attributes, check_methods
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from armllm.engine.model_runner import Part
 from armllm.engine.ranks import FollowingStage, follow, load_follower
 from armllm.errors import CheckpointError, EngineError, RequestError
 from armllm.kernels._extension import extension
-from armllm.layers import linear
+from armllm.layers import cpu
 from armllm.layers.stages import Stage
 
 SECONDS = 20.0
@@ -204,7 +204,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, 
 @pytest.fixture
 def fp8_stays(monkeypatch):
     """As on AArch64."""
-    monkeypatch.setattr(linear, "wants_fp8", lambda _dtype: True)
+    monkeypatch.setattr(cpu, "wants_fp8", lambda _dtype: True)
 
 
 @pytest.mark.usefixtures("fp8_stays")

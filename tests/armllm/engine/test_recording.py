@@ -83,8 +83,8 @@ def test_quantized_models_are_replayed_to_the_bit(tmp_path, quantization, cache)
 
 def test_kernels_that_follow_each_other_are_one_call(tmp_path, monkeypatch):
     """Where all products are the kernels' own, a step is one program."""
-    monkeypatch.setattr("armllm.layers.linear.has_torch_product", lambda _: False)
-    monkeypatch.setattr("armllm.layers.linear.has_fast_kernel", lambda _: False)
+    monkeypatch.setattr("armllm.layers.cpu.has_torch_product", lambda _: False)
+    monkeypatch.setattr("armllm.layers.cpu.has_fast_kernel", lambda _: False)
     save_reference(tmp_path, BASE, 0)
     decode = generate(LLM(tmp_path, dtype="float32", skip_tokenizer_init=True))
     assert [len(one.ops) for one in decode.recordings.values()] == [1] * len(decode.recordings)

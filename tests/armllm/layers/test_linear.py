@@ -10,111 +10,60 @@ from armllm import kernels
 from armllm.checkpoint.folder import Checkpoint
 from armllm.checkpoint.matrix import IntegerWeight
 from armllm.checkpoint.weights import LoadingWeights
-from armllm.layers import linear
+from armllm.layers import cpu, linear
 
 
 @pytest.fixture
-def cpu(monkeypatch):
+def cpu_has(monkeypatch):
     """Set what a CPU has: fast kernels for weights as they are, for panels, oneDNN's products in 16 bits."""
 
     def has(*, fast=False, panels=False, onednn=False):
-        monkeypatch.setattr(linear, "has_fast_kernel", lambda _dtype: fast)
-        monkeypatch.setattr(linear, "has_fast_panels", lambda dtype: panels and dtype is torch.bfloat16)
-        monkeypatch.setattr(linear, "has_torch_product", lambda dtype: onednn or dtype is torch.float32)
+        monkeypatch.setattr(cpu, "has_fast_kernel", lambda _dtype: fast)
+        monkeypatch.setattr(cpu, "has_fast_panels", lambda dtype: panels and dtype is torch.bfloat16)
+        monkeypatch.setattr(cpu, "has_torch_product", lambda dtype: onednn or dtype is torch.float32)
 
     return has
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bits_without_onednn_are_multiplied_in_panels(cpu, dtype):
-    cpu()
+def test_sixteen_bits_without_onednn_are_multiplied_in_panels(cpu_has, dtype):
+    cpu_has()
     weight, bias = torch.randn(50, 24).to(dtype), torch.randn(50).to(dtype)
     product = linear.dense(weight, bias)
     assert isinstance(product.weight, kernels.PanelWeight)
-    assert linear.has_own_products(dtype)
+    assert cpu.has_own_products(dtype)
     x = torch.randn(3, 24).to(dtype)
     expected = x.double() @ weight.double().T + bias.double()
     assert torch.allclose(product(x).double(), expected, rtol=2**-7, atol=2**-6)
 
 
-def test_a_fast_kernel_takes_weights_as_they_are(cpu):
-    cpu(fast=True, onednn=True)
+def test_a_fast_kernel_takes_weights_as_they_are(cpu_has):
+    cpu_has(fast=True, onednn=True)
     weight = torch.randn(16, 8, dtype=torch.bfloat16)
     assert linear.dense(weight).weight is weight
-    assert linear.has_own_products(torch.bfloat16)
+    assert cpu.has_own_products(torch.bfloat16)
 
 
-def test_with_arms_bf16_instructions_bfloat16_goes_in_panels_and_nothing_else(cpu):
+def test_with_arms_bf16_instructions_bfloat16_goes_in_panels_and_nothing_else(cpu_has):
     """torch's product there copies the whole weight into another order in every call."""
-    cpu(panels=True, onednn=True)
+    cpu_has(panels=True, onednn=True)
     weight = torch.randn(16, 8)
     assert isinstance(linear.dense(weight.bfloat16()).weight, kernels.PanelWeight)
-    assert linear.has_own_products(torch.bfloat16)
+    assert cpu.has_own_products(torch.bfloat16)
     assert linear.dense(weight).weight is weight
 
 
-@pytest.mark.parametrize(
-    ("target", "computes", "panels"),
-    [("avx512", False, True), ("avx512", True, False), ("avx2", False, False), ("bf16", True, True)],
-)
-def test_panels_replace_torch_where_it_emulates_bfloat16(monkeypatch, target, computes, panels):
-    """oneDNN multiplies bf16 on any AVX-512, but slowly without AVX512-BF16."""
-    monkeypatch.setattr(linear.kernels, "report", lambda: {"panel_matmul_bf16": {"target": target}})
-    monkeypatch.setattr(linear, "cpu_computes_bfloat16", lambda: computes)
-    assert linear.has_fast_panels.__wrapped__(torch.bfloat16) is panels
-    assert not linear.has_fast_panels.__wrapped__(torch.float16)
-
-
-@pytest.mark.parametrize(
-    ("machine", "target", "intel", "panels"),
-    [
-        ("aarch64", "neon", False, True),
-        ("x86_64", "avx512", True, False),
-        ("x86_64", "avx512", False, True),
-        ("x86_64", "avx2", True, False),
-        ("x86_64", "avx2", False, True),
-        ("x86_64", "scalar", False, False),
-    ],
-)
-def test_float32_is_torchs_where_that_is_fast(monkeypatch, machine, target, intel, panels):
-    """On AArch64 it copies the weight from 15 rows on. Elsewhere it is MKL, made for Intel's CPUs."""
-    monkeypatch.setattr(linear.kernels, "report", lambda: {"panel_matmul_f32": {"target": target}})
-    monkeypatch.setattr(linear.platform, "machine", lambda: machine)
-    monkeypatch.setattr(linear, "_is_intel", lambda: intel)
-    assert linear.has_fast_panels.__wrapped__(torch.float32) is panels
-
-
-@pytest.mark.parametrize(
-    ("machine", "dtype", "computes", "kept"),
-    [
-        ("aarch64", torch.bfloat16, True, True),
-        ("aarch64", torch.bfloat16, False, False),
-        ("aarch64", torch.float32, False, True),
-        ("aarch64", torch.float16, True, False),
-        ("x86_64", torch.bfloat16, True, False),
-        ("x86_64", torch.float32, True, True),
-    ],
-)
-def test_fp8_stays_where_decoding_is_no_slower_than_reading(monkeypatch, machine, dtype, computes, kept):
-    monkeypatch.setattr(linear, "wants_panels", lambda _dtype: True)
-    monkeypatch.setattr(linear, "cpu_computes_bfloat16", lambda: computes)
-    monkeypatch.setattr(linear.platform, "machine", lambda: machine)
-    assert linear.wants_fp8(dtype) is kept
-    monkeypatch.setattr(linear, "wants_panels", lambda _dtype: False)
-    assert not linear.wants_fp8(dtype)
-
-
-def test_float32_of_torch_stays_where_it_is(cpu):
-    cpu()
+def test_float32_of_torch_stays_where_it_is(cpu_has):
+    cpu_has()
     weight = torch.randn(16, 8)
     product = linear.dense(weight)
     assert isinstance(product, linear.DenseLinear)
     assert product.weight is weight
-    assert not linear.has_own_products(torch.float32)
+    assert not cpu.has_own_products(torch.float32)
 
 
-def test_a_large_tied_head_is_not_kept_twice(cpu, monkeypatch):
-    cpu()
+def test_a_large_tied_head_is_not_kept_twice(cpu_has, monkeypatch):
+    cpu_has()
     table = torch.randn(32, 8, dtype=torch.bfloat16)
     assert isinstance(linear.tied_head(table).weight, kernels.PanelWeight)
     monkeypatch.setattr(linear, "LARGEST_TIED", table.nbytes - 1)
@@ -124,15 +73,15 @@ def test_a_large_tied_head_is_not_kept_twice(cpu, monkeypatch):
     assert torch.allclose(product(x).float(), x.float() @ table.float().T, rtol=2**-7, atol=2**-6)
 
 
-def test_a_model_without_data_gets_no_panels(cpu):
-    cpu()
+def test_a_model_without_data_gets_no_panels(cpu_has):
+    cpu_has()
     product = linear.dense(torch.empty(16, 8, dtype=torch.bfloat16, device="meta"))
     assert isinstance(product, linear.DenseLinear)
 
 
-def test_panels_are_made_from_the_files_without_a_copy_in_the_wanted_dtype(cpu, monkeypatch, tmp_path):
+def test_panels_are_made_from_the_files_without_a_copy_in_the_wanted_dtype(cpu_has, monkeypatch, tmp_path):
     """Catches a whole matrix in fp32 beside its panels, which is a fifth of the memory of a small model."""
-    cpu()
+    cpu_has()
     stored = {"a": torch.randn(21, 24, dtype=torch.bfloat16), "b": torch.randn(30, 24, dtype=torch.bfloat16)}
     save_file({f"{name}.weight": weight for name, weight in stored.items()}, tmp_path / "model.safetensors")
     weights = LoadingWeights(Checkpoint(tmp_path), torch.float16)

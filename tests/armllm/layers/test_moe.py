@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from armllm import kernels
 from armllm.checkpoint.weights import LoadingWeights
-from armllm.layers import moe
+from armllm.layers import cpu, moe
 
 HIDDEN, WIDTH, EXPERTS = 24, 20, 3
 
@@ -31,8 +31,8 @@ def test_experts_are_in_panels_where_those_are_the_fastest(monkeypatch, fast_pan
     """Catches a copy of all weights for nothing, and products that take them in the slower order."""
     x, ids = torch.randn(5, HIDDEN).bfloat16(), torch.tensor([[0], [1], [2], [1], [0]])
     expected = experts(torch.float32)(x.float(), ids, torch.ones(5, 1))
-    monkeypatch.setattr(moe, "has_fast_panels", lambda dtype: fast_panels and dtype is torch.bfloat16)
-    monkeypatch.setattr(moe, "has_fast_kernel", lambda dtype: fast_rows and dtype is torch.bfloat16)
+    monkeypatch.setattr(cpu, "has_fast_panels", lambda dtype: fast_panels and dtype is torch.bfloat16)
+    monkeypatch.setattr(cpu, "has_fast_kernel", lambda dtype: fast_rows and dtype is torch.bfloat16)
     layer = experts(torch.bfloat16)
     assert {type(weight) for weight in (*layer.experts.gate_up, *layer.experts.down)} == {stored}
     assert_close(layer(x, ids, torch.ones(5, 1)).float(), expected, rtol=0.02, atol=0.05)
@@ -40,7 +40,7 @@ def test_experts_are_in_panels_where_those_are_the_fastest(monkeypatch, fast_pan
 
 
 def test_experts_without_data_get_no_panels(monkeypatch):
-    monkeypatch.setattr(moe, "has_fast_panels", lambda _dtype: True)
+    monkeypatch.setattr(cpu, "has_fast_panels", lambda _dtype: True)
     weights = [moe.placed(torch.empty(8, 8, dtype=torch.bfloat16, device="meta"))] * 2
     layer = moe.combined(weights, weights, sizes=(HIDDEN, WIDTH), activation="silu")
     assert isinstance(layer, moe.SeparateExperts)
@@ -71,10 +71,21 @@ def test_experts_are_converted_one_by_one(monkeypatch):
         seen.append(weakref.ref(matrix))
         return kernels.PanelWeight.empty(*matrix.shape, matrix.dtype)
 
-    monkeypatch.setattr(moe, "has_fast_panels", lambda _dtype: True)
-    monkeypatch.setattr(moe, "has_fast_kernel", lambda _dtype: False)
+    monkeypatch.setattr(cpu, "has_fast_panels", lambda _dtype: True)
+    monkeypatch.setattr(cpu, "has_fast_kernel", lambda _dtype: False)
     monkeypatch.setattr(kernels, "pack_panels", pack)
     weights = LoadingWeights(File(), torch.float32)
     layer = moe.load_experts(weights, EXPERTS, HIDDEN, WIDTH, activation="silu")
     assert len(seen) == 2 * EXPERTS
     assert isinstance(layer, moe.FusedExperts)
+
+
+def test_separate_experts_have_tensors_of_their_own():
+    """Catches stacked experts that a model looks for one by one, and the other way round."""
+    file = File()
+    weights = LoadingWeights(file, torch.float32).scope("experts")
+    assert not moe.are_separate(weights)
+    file.tensors["0.up_proj.weight"] = torch.ones(1)
+    assert not moe.are_separate(weights)
+    file.tensors["experts.0.up_proj.weight"] = torch.ones(1)
+    assert moe.are_separate(weights)

@@ -20,7 +20,7 @@ from tests.armllm.quant.forms import is_linear, write_quantized
 from armllm import LLM, kernels
 from armllm.engine.inspection import inspect_checkpoint
 from armllm.errors import CheckpointError
-from armllm.layers import linear
+from armllm.layers import cpu
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 BLOCK = (32, 48)  # divides neither all rows nor all inputs
@@ -171,7 +171,7 @@ def multiplied(product, inputs):
 @pytest.mark.usefixtures("weights_as_stored")
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_scales_are_read_exactly(make_checkpoint, tmp_path, name, monkeypatch):
-    monkeypatch.setattr(linear, "wants_fp8", lambda _dtype: True)
+    monkeypatch.setattr(cpu, "wants_fp8", lambda _dtype: True)
     settings, form = CASES[name]
     folder = tmp_path / "model"
     model = write_quantized(folder, make_checkpoint(**SIZES), settings, form)
@@ -189,13 +189,13 @@ def test_values_and_scales_are_read_exactly(make_checkpoint, tmp_path, name, mon
 def test_a_model_of_8_bits_has_the_bits_of_the_decoded_one_in_less_memory(
     make_checkpoint, tmp_path, monkeypatch, name, dtype
 ):
-    monkeypatch.setattr(linear, "wants_panels", lambda _dtype: True)
+    monkeypatch.setattr(cpu, "wants_panels", lambda _dtype: True)
     settings, form = CASES[name]
     write_quantized(tmp_path / "model", make_checkpoint(**SIZES), settings, form)
     (prompt,) = random_prompts((30,), 4)
     found, sizes = [], []
     for is_kept in (True, False):
-        monkeypatch.setattr(linear, "wants_fp8", lambda _dtype, is_kept=is_kept: is_kept)
+        monkeypatch.setattr(cpu, "wants_fp8", lambda _dtype, is_kept=is_kept: is_kept)
         llm = Spy(LLM(tmp_path / "model", dtype=dtype, skip_tokenizer_init=True))
         found.append(llm.generate(prompt, 5)[1])
         product = llm.llm.llm_engine.runner.model.layers[0].mlp.down_proj
@@ -328,7 +328,7 @@ def test_experts_in_one_tensor_are_decoded(tmp_path, make_checkpoint):
     ],
 )
 def test_damaged_values_and_scales_are_named(make_checkpoint, tmp_path, monkeypatch, change, words):
-    monkeypatch.setattr(linear, "wants_fp8", lambda _dtype: True)
+    monkeypatch.setattr(cpu, "wants_fp8", lambda _dtype: True)
     settings, form = CASES["blocks"]
     write_quantized(tmp_path / "model", make_checkpoint(**SIZES), settings, form)
     refused(tmp_path / "model", change, words)
