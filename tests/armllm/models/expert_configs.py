@@ -1,0 +1,231 @@
+"""Decoders with a mixture of experts, drawn at random."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.armllm.models.decoder_configs import (
+    FULL,
+    POSITIONS,
+    SLIDING,
+    decoder,
+    granite,
+    latent,
+    qwen_windows,
+    whole_heads,
+)
+from tests.armllm.models.rope_configs import (
+    Config,
+    head_dim_of,
+    llama3,
+    longrope,
+    partial_rope,
+    rope,
+    with_rope,
+)
+
+if TYPE_CHECKING:
+    import random
+
+
+def experts(rng: random.Random, name: str) -> Config:
+    number = rng.choice([2, 5, 8])
+    return {name: number, "num_experts_per_tok": rng.choice([1, 2, number])}
+
+
+def sparse(rng: random.Random, layers: int) -> Config:
+    extra: Config = {
+        "moe_intermediate_size": rng.choice([16, 24]),
+        "norm_topk_prob": rng.random() < 0.5,
+        "decoder_sparse_step": rng.choice([1, 1, 2]),
+    }
+    if rng.random() < 0.3:
+        extra["mlp_only_layers"] = [rng.randrange(layers)]
+    return extra | experts(rng, "num_experts")
+
+
+def grouped_experts(rng: random.Random, layers: int) -> Config:
+    """Groups of experts, from some of which each token's come, behind some dense layers."""
+    groups, size = rng.choice([(1, 5), (2, 3), (4, 2)])
+    top_groups = rng.randint(1, groups)
+    return {
+        "n_routed_experts": groups * size,
+        "n_group": groups,
+        "topk_group": top_groups,
+        "num_experts_per_tok": rng.randint(1, top_groups * size),
+        "moe_intermediate_size": rng.choice([16, 24]),
+        "n_shared_experts": rng.choice([1, 2]),
+        "first_k_dense_replace": rng.randint(0, layers),
+        "routed_scaling_factor": rng.choice([1.0, 2.5]),
+    }
+
+
+def llama4(rng: random.Random) -> Config:
+    config = decoder(rng) | {"intermediate_size": rng.choice([24, 64]), "head_dim": rng.choice([8, 24])}
+    layers = config["num_hidden_layers"]
+    extra: Config = {
+        "model_type": "llama4_text",
+        "intermediate_size_mlp": rng.choice([16, 40]),
+        "attention_bias": rng.random() < 0.3,
+        "use_qk_norm": rng.random() < 0.6,
+        "attention_chunk_size": rng.choice([1, 7, 16, 1000]),
+        "attn_temperature_tuning": rng.random() < 0.8,
+        "floor_scale": rng.choice([1, 5, 8192]),
+        "attn_scale": rng.choice([0.1, 1.5]),
+    }
+    rotates = [rng.choice([0, 1]) for _ in range(layers)]
+    extra |= rng.choice(
+        [{}, {"no_rope_layers": []}, {"no_rope_layer_interval": 2}, {"no_rope_layers": rotates}]
+    )
+    extra |= rng.choice(
+        [{}, {"interleave_moe_layer_step": 2}, {"moe_layers": [rng.randrange(layers)]}, {"moe_layers": []}]
+    )
+    if rng.random() < 0.3:
+        extra["layer_types"] = [rng.choice([FULL, "chunked_attention"]) for _ in range(layers)]
+    scout = {
+        "rope_scaling": llama3(rng, 16)
+        | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    }
+    turns = rng.choice([rope(rng, config["head_dim"]), rope(rng, config["head_dim"]), scout])
+    return config | turns | extra | experts(rng, "num_local_experts")
+
+
+def mixtral(rng: random.Random) -> Config:
+    # transformers computes the experts only of such sizes, and most kinds of rope only with a head_dim
+    config = decoder(rng) | {"head_dim": rng.choice([8, 24]), "intermediate_size": rng.choice([24, 64])}
+    config = with_rope(rng, config) | {"model_type": "mixtral", "sliding_window": rng.choice([None, 8])}
+    return config | experts(rng, "num_local_experts")
+
+
+def phimoe(rng: random.Random) -> Config:
+    # transformers wants both factors and turns long sequences by the short ones: none is beyond them here
+    config = decoder(rng) | {"intermediate_size": rng.choice([24, 64])}
+    extra: Config = {
+        "model_type": "phimoe",
+        "attention_bias": rng.random() < 0.5,
+        "sliding_window": rng.choice([None, 9]),
+        "num_local_experts": rng.choice([2, 5, 8]),
+        "router_jitter_noise": rng.choice([0.01, 0.1, 0.4]),
+    }
+    if not config["tie_word_embeddings"]:
+        extra["lm_head_bias"] = rng.random() < 0.5
+    if rng.random() < 0.6:
+        values = longrope(rng, head_dim_of(config) // 2, POSITIONS)
+        extra["rope_scaling"] = {"type": "longrope", **values, "short_mscale": 1.2, "long_mscale": 1.3}
+        extra["rope_theta"] = rng.choice([10000.0, 500.0])
+    return config | extra
+
+
+def qwen2_moe(rng: random.Random) -> Config:
+    config = whole_heads(rng)
+    extra = {
+        "model_type": "qwen2_moe",
+        "shared_expert_intermediate_size": rng.choice([16, 40]),
+        "qkv_bias": rng.random() < 0.6,
+    }
+    windows = qwen_windows(rng, config)
+    return with_rope(rng, config) | extra | windows | sparse(rng, config["num_hidden_layers"])
+
+
+def qwen3_moe(rng: random.Random) -> Config:
+    config = decoder(rng)
+    extra = {
+        "model_type": "qwen3_moe",
+        "attention_bias": rng.random() < 0.3,
+        "use_sliding_window": rng.random() < 0.4,
+        "sliding_window": 12,
+    }
+    return with_rope(rng, config) | extra | sparse(rng, config["num_hidden_layers"])
+
+
+def olmoe(rng: random.Random) -> Config:
+    config = whole_heads(rng) | {"intermediate_size": rng.choice([24, 64])}
+    extra = {
+        "model_type": "olmoe",
+        "pad_token_id": None,
+        "attention_bias": rng.random() < 0.3,
+        "clip_qkv": rng.choice([None, 0.8]),
+        "norm_topk_prob": rng.random() < 0.5,
+    }
+    return with_rope(rng, config) | extra | experts(rng, "num_experts")
+
+
+def gpt_oss(rng: random.Random) -> Config:
+    config = decoder(rng)
+    del config["hidden_act"]
+    config |= {"head_dim": config.get("head_dim", 16), "intermediate_size": rng.choice([24, 64])}
+    layers = config["num_hidden_layers"]
+    extra: Config = {
+        "model_type": "gpt_oss",
+        "attention_bias": rng.random() < 0.7,
+        "sliding_window": rng.choice([5, 16, 33]),
+        "swiglu_limit": rng.choice([0.5, 2.0, 7.0]),
+    }
+    if rng.random() < 0.3:
+        extra["swiglu_alpha"] = rng.choice([0.7, 2.0])
+    if rng.random() < 0.4:
+        extra["layer_types"] = [rng.choice([FULL, SLIDING]) for _ in range(layers)]
+    ropes = rng.choice([{}, rope(rng, config["head_dim"]), rope(rng, config["head_dim"])])
+    return config | ropes | extra | experts(rng, "num_local_experts")
+
+
+def ernie4_5_moe(rng: random.Random) -> Config:
+    config = with_rope(rng, whole_heads(rng))
+    layers, number = config["num_hidden_layers"], rng.choice([2, 5, 8])
+    extra: Config = {
+        "model_type": "ernie4_5_moe",
+        "use_bias": not config["tie_word_embeddings"] and rng.random() < 0.5,
+        "moe_intermediate_size": rng.choice([16, 24]),
+        "moe_num_experts": number,
+        "moe_k": rng.choice([1, 2, number]),
+        "moe_num_shared_experts": rng.choice([1, 2]),
+        "moe_layer_start_index": rng.randrange(layers),
+        "moe_layer_end_index": rng.choice([-1, layers - 1, 0]),
+        "moe_layer_interval": rng.choice([1, 1, 2]),
+        "moe_norm_min": rng.choice([1e-12, 0.9]),
+    }
+    return config | extra
+
+
+def granite_moe(rng: random.Random) -> Config:
+    config = granite(rng) | {"model_type": "granitemoe", "intermediate_size": rng.choice([24, 64])}
+    del config["mlp_bias"]
+    return config | experts(rng, "num_local_experts")
+
+
+def glm4_moe(rng: random.Random) -> Config:
+    config = decoder(rng)
+    extra = {
+        "model_type": "glm4_moe",
+        "attention_bias": rng.random() < 0.5,
+        "use_qk_norm": rng.random() < 0.5,
+        "norm_topk_prob": rng.random() < 0.5,
+    }
+    sparse_part = grouped_experts(rng, config["num_hidden_layers"])
+    return config | partial_rope(rng, config, 0.5, [1.0]) | sparse_part | extra
+
+
+def deepseek(rng: random.Random) -> Config:
+    config = decoder(rng, grouped=False)
+    config.pop("head_dim", None)
+    extra = latent(rng)
+    turns = rope(rng, extra["qk_rope_head_dim"])
+    return config | turns | grouped_experts(rng, config["num_hidden_layers"]) | extra
+
+
+def deepseek_v2(rng: random.Random) -> Config:
+    config = deepseek(rng) | {"model_type": "deepseek_v2", "norm_topk_prob": False}
+    return config | {"topk_method": rng.choice(["greedy", "group_limited_greedy"])}
+
+
+def deepseek_v3(rng: random.Random) -> Config:
+    extra = {"model_type": "deepseek_v3", "norm_topk_prob": rng.random() < 0.5}
+    return deepseek(rng) | extra | {"rope_interleave": rng.random() < 0.6}
+
+
+def glm4_moe_lite(rng: random.Random) -> Config:
+    config = deepseek_v3(rng) | {"model_type": "glm4_moe_lite"}
+    del config["first_k_dense_replace"]
+    layers = config["num_hidden_layers"]
+    kinds = {"mlp_layer_types": [rng.choice(["dense", "sparse"]) for _ in range(layers)]}
+    return config | rng.choice([{}, kinds, kinds])

@@ -1,0 +1,79 @@
+"""Decoders some of whose layers have a state in place of attention, drawn at random."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.armllm.models.decoder_configs import FULL, LINEAR, decoder, granite
+from tests.armllm.models.expert_configs import experts, sparse
+from tests.armllm.models.rope_configs import Config, partial_rope
+
+if TYPE_CHECKING:
+    import random
+
+SPARSE = ("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")
+
+
+def delta_nets(rng: random.Random, config: Config) -> Config:
+    """Gated delta nets, with attention in some layers."""
+    del config["hidden_act"]
+    layers, key_heads = config["num_hidden_layers"], rng.choice([1, 2, 4])
+    config["head_dim"] = rng.choice([16, 32])
+    # The norm after the delta rule makes large what a head finds, which is next to nothing where query and
+    # key happen to be at right angles: with less, transformers' own chunks and steps are 1e-3 apart.
+    config["rms_norm_eps"] = rng.choice([1e-2, 3e-2])
+    extra: Config = {
+        "attention_bias": rng.random() < 0.3,
+        "linear_conv_kernel_dim": rng.choice([2, 3, 4]),
+        "linear_key_head_dim": rng.choice([8, 16, 24]),
+        "linear_value_head_dim": rng.choice([8, 16, 40]),
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * rng.choice([1, 2, 3]),
+    }
+    kinds = [rng.choice([FULL, LINEAR]) for _ in range(layers)]
+    extra |= rng.choice([{}, {"full_attention_interval": 2}, {"layer_types": kinds}, {"layer_types": kinds}])
+    return config | partial_rope(rng, config, 0.25, [0.5, 1.0]) | extra
+
+
+def qwen3_next(rng: random.Random) -> Config:
+    config = delta_nets(rng, decoder(rng)) | {"model_type": "qwen3_next"}
+    shared = {"shared_expert_intermediate_size": rng.choice([16, 40])}
+    return config | shared | sparse(rng, config["num_hidden_layers"])
+
+
+def qwen3_5(rng: random.Random) -> Config:
+    return delta_nets(rng, decoder(rng)) | {"model_type": "qwen3_5_text"}
+
+
+def qwen3_5_moe(rng: random.Random) -> Config:
+    config = qwen3_next(rng) | {"model_type": "qwen3_5_moe_text"}
+    return {key: value for key, value in config.items() if key not in ("intermediate_size", *SPARSE)}
+
+
+def granite_hybrid(rng: random.Random) -> Config:
+    config = granite(rng)
+    for name in ("mlp_bias", "hidden_act"):
+        del config[name]
+    heads = rng.choice([1, 2, 4])
+    kinds = [rng.choice([FULL, LINEAR]) for _ in range(config["num_hidden_layers"])]
+    extra: Config = {
+        "model_type": "granitemoehybrid",
+        "rms_norm_eps": rng.choice([1e-3, 1e-2]),  # as for delta nets
+        "intermediate_size": rng.choice([24, 64]),
+        "shared_intermediate_size": rng.choice([16, 40]),
+        "position_embedding_type": rng.choice([None, "rope"]),
+        "layer_types": kinds,
+        "mamba_expand": rng.choice([1, 2]),
+        "mamba_n_heads": 2 * heads,
+        "mamba_n_groups": rng.choice([1, heads]),
+        "mamba_d_state": rng.choice([8, 24]),
+        "mamba_d_conv": rng.choice([2, 4]),
+        "mamba_conv_bias": rng.random() < 0.7,
+        "mamba_proj_bias": rng.random() < 0.3,
+    }
+    config["hidden_size"] = 8 * config["hidden_size"] // 8
+    return (
+        config
+        | extra
+        | (experts(rng, "num_local_experts") if rng.random() < 0.6 else {"num_local_experts": 0})
+    )
