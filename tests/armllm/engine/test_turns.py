@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import threading
 import time
 
 import pytest
+from tests.armllm.models.picture_models import PAD, picture, save
 
+from armllm import AsyncLLM, SamplingParams
 from armllm.engine.caller import Caller
 from armllm.engine.turns import Turns
 
@@ -108,3 +111,49 @@ def test_at_the_end_those_who_wait_are_cancelled(order):
         assert waiting.cancelled()
         order.go.set()
         assert first.result(DEADLINE) == "first"
+
+
+def test_one_picture_is_answered_before_the_others_of_a_large_request(tmp_path):
+    """They came first, and the reader has one process: catches a request that keeps it until its end."""
+    save(tmp_path)
+    engine = AsyncLLM(str(tmp_path), dtype="float32", skip_tokenizer_init=True)
+    processor = engine.llm_engine.processor
+    reader = processor.reader
+    done, begun, go = [], threading.Event(), threading.Event()
+
+    class Noting:
+        def read_each(self, pictures):
+            for one, found in zip(pictures, reader.read_each(pictures), strict=True):
+                if one is not found:  # it was not read before
+                    begun.set()
+                    assert go.wait(DEADLINE)
+                    done.append(len(pictures))
+                yield found
+
+    async def ask(count, client):
+        params = SamplingParams(temperature=0, max_tokens=2)
+        prompt = {
+            "prompt_token_ids": [PAD] * count,
+            "multi_modal_data": {"image": [picture(1, 33, 20)] * count},
+        }
+        return [one async for one in engine.generate(prompt, params, client, caller=Caller(client, count))]
+
+    async def both():
+        large = asyncio.ensure_future(ask(8, "large"))
+        await asyncio.to_thread(begun.wait, DEADLINE)
+        small = asyncio.ensure_future(ask(1, "small"))
+        while len(engine._pictures._accounts) < 2:  # noqa: ASYNC110 - a few turns of this loop
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        go.set()
+        return await asyncio.gather(large, small)
+
+    processor.reader = Noting()
+    try:
+        answers = asyncio.run(asyncio.wait_for(both(), 120))
+    finally:
+        go.set()
+        processor.reader = reader
+        engine.shutdown()
+    assert [one[-1].finished for one in answers] == [True, True]
+    assert done == [8, 1, *[8] * 7]

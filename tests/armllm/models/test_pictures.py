@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import io
 import json
 import re
-import threading
 
 import numpy as np
 import pytest
@@ -27,9 +25,8 @@ from tests.armllm.models.picture_models import (
 )
 from tests.armllm.models.reference import MOST_OF_ROUNDINGS, rounded_modules
 
-from armllm import LLM, AsyncLLM, LoRARequest, SamplingParams
+from armllm import LLM, LoRARequest, SamplingParams
 from armllm.cli import main
-from armllm.engine.caller import Caller
 from armllm.errors import BusyError, CheckpointError, RequestError
 from armllm.models import read_model_config
 from armllm.pictures import PictureReader
@@ -303,46 +300,6 @@ def test_pictures_are_for_the_generation_of_text(tmp_path, reader):
     given = {"prompt_token_ids": [PAD], "multi_modal_data": {"image": PICTURES[0]}}
     with pytest.raises(RequestError, match="generation of text"):
         llm.embed(given, use_tqdm=False)
-
-
-def test_one_picture_is_answered_before_the_others_of_a_large_request(tmp_path, reader):
-    """They came first, and the reader has one process: catches a request that keeps it until its end."""
-    save(tmp_path)
-    engine = AsyncLLM(str(tmp_path), **OPTIONS)
-    done, begun, go = [], threading.Event(), threading.Event()
-
-    class Noting:
-        def read_each(self, pictures):
-            for one, found in zip(pictures, reader.read_each(pictures), strict=True):
-                if one is not found:  # it was not read before
-                    begun.set()
-                    assert go.wait(60)
-                    done.append(len(pictures))
-                yield found
-
-    async def ask(count, client):
-        prompt = {"prompt_token_ids": [PAD] * count, "multi_modal_data": {"image": [PICTURES[1]] * count}}
-        return [one async for one in engine.generate(prompt, GREEDY, client, caller=Caller(client, count))]
-
-    async def both():
-        large = asyncio.ensure_future(ask(8, "large"))
-        await asyncio.to_thread(begun.wait, 60)
-        small = asyncio.ensure_future(ask(1, "small"))
-        while len(engine._pictures._accounts) < 2:  # noqa: ASYNC110 - a few turns of this loop
-            await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        go.set()
-        return await asyncio.gather(large, small)
-
-    real, engine.llm_engine.processor.reader = engine.llm_engine.processor.reader, Noting()
-    try:
-        answers = asyncio.run(asyncio.wait_for(both(), 120))
-    finally:
-        go.set()
-        engine.llm_engine.processor.reader = real
-        engine.shutdown()
-    assert [one[-1].finished for one in answers] == [True, True]
-    assert done == [8, 1, *[8] * 7]
 
 
 def bomb():
