@@ -238,6 +238,17 @@ LOOPS = (
         for rows in (2, 1)
     ),
     *(
+        Loop(target=target, entry=f"causal_conv_{storage}", marker="convolve", cores=cores)
+        for target, storage, cores in (
+            ("neon", "f32", ("neoverse-n1", "neoverse-n2", "neoverse-v2")),
+            ("neon", "bf16", ("neoverse-n1",)),
+            ("bf16", "bf16", ARMV9),
+            ("neon", "f16", ("neoverse-n1", "neoverse-n2", "neoverse-v2")),
+            ("sve", "f32", ("neoverse-v1",)),
+            ("sve", "f16", ("neoverse-v1",)),
+        )
+    ),
+    *(
         Loop(target=target, entry="state_scan_f32", marker=marker, cores=cores)
         for target, cores in (("neon", Loop.cores), ("sve", ("neoverse-v1", "a64fx")))
         for marker in ("find", "pass", "pass_ahead")
