@@ -48,7 +48,8 @@ uint64_t feature_word(int word) { return getauxval(word == 0 ? AT_HWCAP : AT_HWC
 constexpr FeatureBit kFeatureBits[] = {
     {"fma", 0, 12},         {"avx", 0, 28},      {"f16c", 0, 29},     {"avx2", 1, 5},
     {"avx512f", 1, 16},     {"avx512dq", 1, 17}, {"avx512bw", 1, 30}, {"avx512vl", 1, 31},
-    {"avx512_vnni", 2, 11}, {"amx_bf16", 3, 22}, {"amx_tile", 3, 24}, {"avx512_bf16", 4, 5},
+    {"avx512_vnni", 2, 11}, {"amx_bf16", 3, 22}, {"amx_tile", 3, 24}, {"amx_int8", 3, 25},
+    {"avx512_bf16", 4, 5},
 };
 
 uint64_t saved_registers() {
@@ -72,7 +73,7 @@ bool has_tiles(uint64_t saved) {
 uint64_t feature_word(int word) {
   constexpr uint64_t kYmm = 0x6, kZmm = 0xe6;
   constexpr unsigned kNeedsZmm = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
-  constexpr unsigned kNeedsTiles = 1u << 22 | 1u << 24;
+  constexpr unsigned kNeedsTiles = 1u << 22 | 1u << 24 | 1u << 25;
   const uint64_t saved = saved_registers();
   unsigned a = 0, b = 0, c = 0, d = 0;
   if ((saved & kYmm) != kYmm) return 0;

@@ -192,6 +192,13 @@ ARMLLM_INLINE int64_t block_of(int64_t rows, int64_t features) {
   return kBlockFeatures == 0 || rows == 1 || rows * features <= kTileBytes ? features : kBlockFeatures;
 }
 
+#if !defined(ARMLLM_PREPARED)  // which says that the target brings its own
+// What is there while tiles of `rows` in all are multiplied.
+struct Prepared {
+  explicit ARMLLM_MEMBER Prepared(int64_t) {}
+};
+#endif
+
 // `unit` is what a product of integers counts: 1/16 where nibbles stand in the high half of a byte.
 template <int bits, class T>
 // NOLINTNEXTLINE(readability-function-size) - nested loops over the same dozen counts
@@ -199,6 +206,7 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
                             int64_t panel_end, float unit, void (*tile_by_panel)(const Product&),
                             const Decoder& decoder) {
   ARMLLM_BLOCK(bits, kBlockFeatures, kPanelsBeside, kTileBytes);
+  [[maybe_unused]] const Prepared prepared(a.rows);
   const WeightShape& s = a.shape;
   const Activations x = Activations::at(a.activations, s, a.rows);
   const Tiling tiling = Tiling::of<bits>(s, a.rows);

@@ -14,6 +14,8 @@ constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRow
 
 // Rows of activations are padded with zeros to whole steps, as weights are.
 inline constexpr int64_t kStep = kWeightStep;
+// Elements of a row that are written at a time.
+inline constexpr int64_t kPart = kRowChunk < kStep ? kRowChunk : kStep;
 
 ARMLLM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 ARMLLM_INLINE int64_t padded_features(const WeightShape& s) { return round_up(s.in_features, kStep); }
@@ -42,7 +44,7 @@ struct Tiling {
 };
 
 // The activations of a call, all rows padded to whole pairs:
-//   q      per tile [steps of kRowChunk, rows of the tile, kRowChunk]
+//   q      per tile [steps of kRowChunk, rows of the tile, kRowChunk], of the last step what is left
 //   sums   per tile [groups, rows of the tile]: the sum of a group's q
 //   scales [rows]
 struct Activations {
@@ -67,6 +69,32 @@ struct Activations {
   }
 };
 
+// Where a tile's rows have their elements from k on: the first row, and how far behind it the next one. Of
+// few rows long chunks would not pay, so each lies in one piece.
+inline constexpr int64_t kFewRows = 4;
+struct Place {
+  int64_t first, stride;
+};
+ARMLLM_INLINE Place place_of(int64_t k, int64_t rows, int64_t features) {
+  if constexpr (kRowChunk <= kStep) return {k * rows, kRowChunk};
+  if (rows <= kFewRows) return {k, features};
+  const int64_t begin = k / kRowChunk * kRowChunk, left = features - begin;
+  return {begin * rows + k % kRowChunk, left < kRowChunk ? left : kRowChunk};
+}
+
+// A row of a tile, and where its elements and the sums of its groups go.
+struct RowOfTile {
+  int8_t* q;  // of the tile
+  float* sums;
+  int64_t row, rows, features;
+
+  ARMLLM_MEMBER int8_t* chunk(int64_t k) const {
+    const Place place = place_of(k, rows, features);
+    return q + place.first + row * place.stride;
+  }
+  ARMLLM_MEMBER float& sum(int64_t group) const { return sums[group * rows + row]; }
+};
+
 template <bool held>
 ARMLLM_INLINE Vf quotient(Vf x, Vf scale) {
   if (!held) return rounded_quotient(x, scale);
@@ -77,16 +105,15 @@ ARMLLM_INLINE Vf quotient(Vf x, Vf scale) {
 // One row of int8 into its place in its tile; row.zero is 0. held: the scale is not the row's own, and what
 // is beyond 127 steps becomes 127.
 template <class T, bool held>
-ARMLLM_INLINE void quantize_row(const T* x, const WeightShape& s, RowScale row, int8_t* q, float* sums,
-                                int64_t tile_rows) {
-  static_assert(kRowChunk % kLanes == 0 && kStep % kRowChunk == 0, "a vector lies within a chunk");
+ARMLLM_INLINE void quantize_row(const T* x, const WeightShape& s, RowScale row, const RowOfTile& to) {
+  static_assert(kPart % kLanes == 0 && kStep % kPart == 0, "a vector lies within a part");
   const int64_t length = group_length(s), n = s.in_features;
   const Vf scale = splat(row.scale);
   for (int64_t g = 0; g < weight_groups(s); ++g) {
     Vf sum = zero();
-    for (int64_t k = g * length; k < (g + 1) * length; k += kRowChunk) {
-      int8_t* chunk = q + k * tile_rows;
-      for (int64_t i = 0; i < kRowChunk; i += kLanes) {
+    for (int64_t k = g * length; k < (g + 1) * length; k += kPart) {
+      int8_t* chunk = to.chunk(k);
+      for (int64_t i = 0; i < kPart; i += kLanes) {
         Vf v = zero();
         if (k + i + kLanes <= n) {
           v = quotient<held>(load(x + k + i), scale);
@@ -97,12 +124,12 @@ ARMLLM_INLINE void quantize_row(const T* x, const WeightShape& s, RowScale row, 
         store_bytes(chunk + i, v);
       }
     }
-    sums[g * tile_rows] = reduce_add(sum);
+    to.sum(g) = reduce_add(sum);
   }
 }
 
-// Rows `begin` to `end` of the activations. row_into(row, q, sums, tile_rows) fills one, or returns a scale
-// that is not above 0 for a row of zeros.
+// Rows `begin` to `end` of the activations. row_into(row, its place) fills one, or returns a scale that is
+// not above 0 for a row of zeros.
 template <int bits, class RowInto>
 ARMLLM_INLINE void fill_activations(const MatmulArgs& a, int64_t begin, int64_t end, RowInto row_into) {
   const WeightShape& s = a.shape;
@@ -113,65 +140,59 @@ ARMLLM_INLINE void fill_activations(const MatmulArgs& a, int64_t begin, int64_t 
   const int64_t stop = end == a.rows ? round_up(end, kRowsOfPair) : end;
   for (int64_t r = begin; r < stop; ++r) {
     const int64_t tile = tiling.tile_of(r), first = tiling.first_row(tile);
-    const int64_t tile_rows = tiling.first_row(tile + 1) - first;
-    int8_t* q = to.q + first * features + (r - first) * kRowChunk;
-    float* sums = to.sums + first * groups + (r - first);
-    to.scales[r] = r < a.rows ? row_into(r, q, sums, tile_rows) : 0.0f;
+    const RowOfTile row{to.q + first * features, to.sums + first * groups, r - first,
+                        tiling.first_row(tile + 1) - first, features};
+    to.scales[r] = r < a.rows ? row_into(r, row) : 0.0f;
     if (!(to.scales[r] > 0)) {
-      for (int64_t k = 0; k < features; k += kRowChunk) memset(q + k * tile_rows, 0, kRowChunk);
-      for (int64_t g = 0; g < groups; ++g) sums[g * tile_rows] = 0;
+      for (int64_t k = 0; k < features; k += kPart) memset(row.chunk(k), 0, kPart);
+      for (int64_t g = 0; g < groups; ++g) row.sum(g) = 0;
     }
   }
 }
 
 template <int bits, class T>
 ARMLLM_INLINE void quantize_activations(const MatmulArgs& a, int64_t begin, int64_t end) {
-  fill_activations<bits>(a, begin, end,
-                         [&](int64_t r, int8_t* q, float* sums, int64_t tile_rows)
-                             __attribute__((always_inline)) {
-                               const T* x = static_cast<const T*>(a.x) + r * a.x_stride;
-                               RowScale row = row_scale(x, a.shape.in_features, false);
-                               const bool held = a.x_scale > 0 && row.scale > 0;
-                               if (held) row.scale = a.x_scale;
-                               if (held) {
-                                 quantize_row<T, true>(x, a.shape, row, q, sums, tile_rows);
-                               } else if (row.scale > 0) {
-                                 quantize_row<T, false>(x, a.shape, row, q, sums, tile_rows);
-                               }
-                               return row.scale;
-                             });
+  fill_activations<bits>(a, begin, end, [&](int64_t r, const RowOfTile& to) __attribute__((always_inline)) {
+    const T* x = static_cast<const T*>(a.x) + r * a.x_stride;
+    RowScale row = row_scale(x, a.shape.in_features, false);
+    const bool held = a.x_scale > 0 && row.scale > 0;
+    if (held) row.scale = a.x_scale;
+    if (held) {
+      quantize_row<T, true>(x, a.shape, row, to);
+    } else if (row.scale > 0) {
+      quantize_row<T, false>(x, a.shape, row, to);
+    }
+    return row.scale;
+  });
 }
 
 // One row that is int8 already into its place in its tile.
-ARMLLM_INLINE void place_row(const int8_t* x, const WeightShape& s, int8_t* q, float* sums,
-                             int64_t tile_rows) {
+ARMLLM_INLINE void place_row(const int8_t* x, const WeightShape& s, const RowOfTile& to) {
   const int64_t length = group_length(s), n = s.in_features;
   for (int64_t g = 0; g < weight_groups(s); ++g) {
     int32_t sum = 0;
-    for (int64_t k = g * length; k < (g + 1) * length; k += kRowChunk) {
-      int8_t chunk[kRowChunk] = {};
-      if (k + kRowChunk <= n) {
-        memcpy(chunk, x + k, kRowChunk);
+    for (int64_t k = g * length; k < (g + 1) * length; k += kPart) {
+      int8_t chunk[kPart] = {};
+      if (k + kPart <= n) {
+        memcpy(chunk, x + k, kPart);
       } else if (k < n) {
         memcpy(chunk, x + k, static_cast<size_t>(n - k));
       }
-      for (int64_t i = 0; i < kRowChunk; ++i) sum += chunk[i];
-      memcpy(q + k * tile_rows, chunk, kRowChunk);
+      for (int64_t i = 0; i < kPart; ++i) sum += chunk[i];
+      memcpy(to.chunk(k), chunk, kPart);
     }
-    sums[g * tile_rows] = static_cast<float>(sum);
+    to.sum(g) = static_cast<float>(sum);
   }
 }
 
 template <int bits>
 ARMLLM_INLINE void gather_activations(const MatmulArgs& a, const GatherArgs& from, int64_t begin,
                                       int64_t end) {
-  fill_activations<bits>(a, begin, end,
-                         [&](int64_t r, int8_t* q, float* sums, int64_t tile_rows)
-                             __attribute__((always_inline)) {
-                               const int64_t row = from.ids[r];
-                               const float scale = from.scales[row];
-                               const int8_t* x = static_cast<const int8_t*>(from.rows) + row * from.stride;
-                               if (scale > 0) place_row(x, a.shape, q, sums, tile_rows);
-                               return scale;
-                             });
+  fill_activations<bits>(a, begin, end, [&](int64_t r, const RowOfTile& to) __attribute__((always_inline)) {
+    const int64_t row = from.ids[r];
+    const float scale = from.scales[row];
+    const int8_t* x = static_cast<const int8_t*>(from.rows) + row * from.stride;
+    if (scale > 0) place_row(x, a.shape, to);
+    return scale;
+  });
 }

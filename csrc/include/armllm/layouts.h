@@ -36,7 +36,7 @@ struct TargetLayout {
 inline constexpr TargetLayout kTargetLayouts[] = {
     {"scalar", &kColumns16},   {"avx2", &kColumns16},          {"avx512", &kColumns16},
     {"neon", &kColumns4x8},    {"dotprod", &kColumnPairs4x4},  {"i8mm", &kColumnPairs4x8},
-    {"sve512", &kColumns16x4}, {"avx512_vnni", &kColumns16x4},
+    {"sve512", &kColumns16x4}, {"avx512_vnni", &kColumns16x4}, {"amx", &kColumns16x4},
 };
 
 // Whether a target, by the name of its section (`armllm.<target>`), is listed with this layout.
