@@ -12,6 +12,7 @@ from tests.armbuild.cross_builds import built
 
 from armbuild.host import cache, isolation
 from armbuild.target import debian
+from armbuild.wheel import fetch
 
 CRATES = ("cc", "openssl-sys", "autocfg", "jobserver", "libc", "pkg-config", "vcpkg")
 """Of crates.io, as Debian packages them; cc compiles C, openssl-sys finds a library."""
@@ -20,6 +21,8 @@ PYO3 = (
     "indoc", "libc", "lock-api", "memoffset", "once-cell", "parking-lot", "parking-lot-core", "proc-macro2",
     "quote", "scopeguard", "smallvec", "syn", "target-lexicon", "unicode-ident", "unindent",
 )  # fmt: skip
+PYO3_FFI = ("pyo3-ffi", "pyo3-build-config", "target-lexicon", "libc")
+"""Of a PyO3 that knows abi3t, 0.29, as an sdist of orjson has them inside."""
 WITH_C = {
     "build.rs": """
 fn main() {
@@ -177,6 +180,25 @@ def test_maturin_and_pyo3_make_one_wheel_for_all_pythons(tmp_path):
     (run,) = result["smoke"]["results"]
     assert run["said"] == "42"
     assert result["tag"].startswith("cp38-abi3-manylinux")
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+def test_pyo3_makes_one_wheel_for_pythons_with_and_without_the_global_lock(tmp_path):
+    """PEP 803: the tag names both stable ABIs. It is imported in a Python with the lock."""
+    project = shutil.copytree(PROJECTS / "rust_abi3t", tmp_path / "project")
+    vendored = fetch.locate("orjson==3.13.0", python="3.11").folder / "include/cargo"
+    for name in PYO3_FFI:
+        (crate,) = vendored.glob(f"{name}-[0-9]*")
+        shutil.copytree(crate, project / "crates" / crate.name)
+    write(project, {".cargo/config.toml": VENDORED})
+    use = "from fixture_abi3t import double; print(double(21))"
+    result = built(project, tmp_path, "--python=3.15", "--cpu=neoverse-n1", f'--command=python -c "{use}"')
+    (run,) = result["smoke"]["results"]
+    assert run["said"] == "42"
+    assert result["tag"].startswith("cp315-abi3.abi3t-manylinux")
+    assert result["audit"]["ok"]
 
 
 @pytest.mark.slow
