@@ -8,7 +8,7 @@ import dataclasses
 import errno
 import ssl
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 import httptools
@@ -17,7 +17,7 @@ from armllm.errors import RequestError
 from armllm.server.connection import has_unknown_coding
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine
+    from collections.abc import AsyncGenerator, Awaitable
 
 T = TypeVar("T")
 
@@ -46,11 +46,22 @@ class ExhaustedError(UpstreamError):
     """No more connections can be opened, whoever listens."""
 
 
-async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.wait_for`. If ``work`` fails while its caller is cancelled, nothing is logged."""
+async def within(seconds: float, work: Awaitable[T]) -> T:
+    """As `asyncio.wait_for`, but who is cancelled gets no error or result of ``work`` in place of that.
+
+    From Python 3.12 on, `asyncio.wait_for` raises what ``work`` fails with while it is cancelled. Before, it
+    returns what ``work`` has just returned. Then a health check would go on.
+    """
     task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return await asyncio.wait_for(task, seconds)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # so nothing is logged
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    if task.cancelled():
+        raise asyncio.TimeoutError
+    return task.result()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +110,11 @@ class Address:
     async def connect(self) -> Connection:
         """Open a connection; UnreachableError says why there is none."""
         try:
-            if self.uds is not None:
-                opening = asyncio.open_unix_connection(self.uds)
-            else:
-                opening = asyncio.open_connection(self.host, self.port, ssl=self.tls)
-            reader, writer = await within(CONNECT_SECONDS, opening)
+            reader, writer = await within(CONNECT_SECONDS, opening := asyncio.ensure_future(self._open()))
+        except asyncio.CancelledError:
+            if opening.done() and not opening.cancelled() and opening.exception() is None:
+                opening.result()[1].transport.abort()  # it was just opened
+            raise
         except (TimeoutError, asyncio.TimeoutError):  # two classes in Python 3.10
             raise UpstreamError(f"no connection within {CONNECT_SECONDS:g} s") from None
         except (OSError, ValueError) as error:  # ValueError: a name that IDNA refuses
@@ -111,6 +122,11 @@ class Address:
                 raise ExhaustedError(f"the router can connect to nobody: {error.strerror}") from None
             raise UnreachableError(getattr(error, "strerror", None) or str(error)) from None
         return Connection(reader, writer)
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self.uds is not None:
+            return await asyncio.open_unix_connection(self.uds)
+        return await asyncio.open_connection(self.host, self.port, ssl=self.tls)
 
 
 @dataclasses.dataclass(eq=False)
