@@ -3,31 +3,19 @@ import json
 import subprocess
 import zipfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.armbuild import wheels
-from tests.armbuild.plans import planned
+from tests.armbuild.plans import built_wheel
 
 from armbuild.wheel import provenance, reproduce
 from armbuild.wheel.fetch import Origin
-from armbuild.wheel.lanes.lane import BuiltWheel
 from armbuild.wheel.repair import RepairedWheel, repack
-
-PROJECT = Path(__file__).parents[1] / "projects/scikit"
 
 
 @pytest.fixture
 def built(tmp_path):
-    plan = planned(PROJECT, lane="cross", output=tmp_path / "dist")
-    return BuiltWheel(
-        plan=plan,
-        python=plan.pythons[0],
-        path=wheels.write(tmp_path),
-        compiler="zig 0.15.2",
-        headers="this machine's",
-        tools={"pybind11": "3.0.1", "Scikit_Build_Core": "1.1"},
-    )
+    return built_wheel(tmp_path)
 
 
 def test_a_file_added_to_the_metadata_folder_is_in_the_record(built, tmp_path):

@@ -1,34 +1,20 @@
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
-from tests.armbuild import wheels
-from tests.armbuild.plans import planned
+from tests.armbuild.plans import built_wheel
 
 from armbuild.wheel import sbom
 from armbuild.wheel.crates import Crate
 from armbuild.wheel.inputs import Input
 from armbuild.wheel.lanes.cross import ZIG_RUNTIME
-from armbuild.wheel.lanes.lane import BuiltWheel
-
-PROJECT = Path(__file__).parents[1] / "projects/scikit"
 
 
 @pytest.fixture
 def built(tmp_path):
-    plan = planned(PROJECT, lane="cross", output=tmp_path / "dist")
-    return BuiltWheel(
-        plan=plan,
-        python=plan.pythons[0],
-        path=wheels.write(tmp_path),
-        compiler="zig 0.15.2",
-        headers="this machine's",
-        tools={"pybind11": "3.0.1", "Scikit_Build_Core": "1.1"},
-        static=ZIG_RUNTIME,
-    )
+    return built_wheel(tmp_path, static=ZIG_RUNTIME)
 
 
 def test_fetched_sources_are_parts_of_the_wheel_with_the_hash_of_their_archive(built, tmp_path):
