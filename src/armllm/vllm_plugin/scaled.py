@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# vLLM's oneDNN takes 0.80 to 0.93 of the CPU time of avx512_vnni. Of that of avx2 it takes 0.55 for prompts,
-# though steps take it longer (docs/vllm.md). Nobody measured the other two.
-NOT_FASTER_TARGETS = ("scalar", "avx2", "avx512", "avx512_vnni")
+# vLLM's oneDNN takes 0.80 to 0.93 of the CPU time of avx512_vnni, and 0.78 to 1.06 of that of amx. Of that of
+# avx2 it takes 0.55 for prompts, though steps take it longer (docs/vllm.md). Nobody measured the other two.
+NOT_FASTER_TARGETS = ("scalar", "avx2", "avx512", "avx512_vnni", "amx")
 
 
 class ArmllmInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):  # type: ignore[misc]
