@@ -43,7 +43,7 @@ class Prepared {
 };
 
 #include "kernels/matmul.h"
-#include "kernels/matmul_vnni.h"
+#include "kernels/matmul_avx512_tiles.h"
 
 // 4 bits of `elements` of each column become 8.
 ARMLLM_INLINE void widen(const uint8_t* packed, int64_t elements, int8_t* to) {

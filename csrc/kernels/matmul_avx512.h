@@ -1,4 +1,4 @@
-// Quantized products with VPDPBUSD (AVX512-VNNI, matmul_vnni.h).
+// Quantized products with VPDPBUSD (AVX512-VNNI, matmul_avx512_tiles.h).
 
 #pragma once
 
@@ -13,7 +13,7 @@ inline constexpr const WeightLayout& kLayout = kColumns16x4;
 constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }
 
 #include "kernels/matmul.h"
-#include "kernels/matmul_vnni.h"
+#include "kernels/matmul_avx512_tiles.h"
 
 static ARMLLM_ENTRY void w8a8_tile(const Product& p) { vnni_tile<8, kMaxTileRows>(p); }
 static ARMLLM_ENTRY void w4a8_tile(const Product& p) { vnni_tile<4, kMaxTileRows>(p); }

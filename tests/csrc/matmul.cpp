@@ -284,7 +284,7 @@ Result test_matmul(const Context& context) {
       if (!kIsFloat) continue;
       const Operands<T> exact(bits, shape, true, random);
       for (int64_t rows = 1; rows <= 17; ++rows) check_product(result, context, exact, rows, true);
-      check_product(result, context, exact, kRows, true);
+      for (const int64_t rows : {int64_t{64}, kRows}) check_product(result, context, exact, rows, true);
     }
   }
   for (const armllm::Storage scales : {armllm::Storage::f16, armllm::Storage::bf16}) {
@@ -310,6 +310,12 @@ Result test_matmul(const Context& context) {
     const Operands<T> deep(bits, {70, 4224, group, group == 32, scales}, false, random);
     for (const int64_t rows : {int64_t{1}, int64_t{7}, int64_t{17}, kRows})
       check_product(result, context, deep, rows, true);
+  }
+  // So many that those of a few rows come in blocks, too.
+  for (const int64_t group : {0, 32}) {
+    if (!kIsFloat) break;
+    const Operands<T> deepest(bits, {3, 12320, group, false}, false, random);
+    check_product(result, context, deepest, 3, true);
   }
   return result;
 }
