@@ -31,6 +31,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -320,13 +321,13 @@ def measure(
     before, began = served.cpu_seconds(clients or []), time.monotonic()
     seconds: list[float] = []
     stop = threading.Event()
-    watcher = threading.Thread(target=watch_health, args=(served.port, stop, seconds))
-    watcher.start()
-    try:
-        rate = stream(served.port, tokens)
-    finally:
-        stop.set()
-        watcher.join()
+    with ThreadPoolExecutor(1) as pool:
+        watcher = pool.submit(watch_health, served.port, stop, seconds)
+        try:
+            rate = stream(served.port, tokens)
+        finally:
+            stop.set()
+        watcher.result()  # raises what it ended with
     elapsed = time.monotonic() - began
     after = served.cpu_seconds(clients or [])
     cpus = {name: (after[name] - before[name]) / elapsed for name in after}

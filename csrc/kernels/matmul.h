@@ -41,7 +41,7 @@ struct Product {
   int64_t features, group, groups, rows;
   int64_t first_row;
   bool grouped, single;         // groups of group_size; one row in all
-  bool decoded;                 // weights of 4 bits, 16 times too large, as 8 bits are packed
+  bool decoded;                 // weights of 4 bits from a `Decoder`, as 8 bits are packed
   int64_t panels, panel_bytes;  // panels follow each other; more than one only with a single row
   int64_t scale_stride;         // floats from a panel's scales to those of the next
   float* out;                   // [panels, rows, columns]: a row's scale is still missing
@@ -174,8 +174,8 @@ static ARMLLM_ENTRY void look_up_panel(const uint8_t* panel, Values values, int6
   look_up(kTables[static_cast<int>(values)], panel, bytes, to);
 }
 
-// How integers of 4 bits are brought to 8 where many rows meet them: `decode` writes a panel's weights, times
-// 16, as a panel of 8 bits has them, and `tile` multiplies by those. Both null: never.
+// How integers of 4 bits are brought to 8 where many rows meet them: `decode` writes a panel's weights, 1 /
+// `unit` times as large, as a panel of 8 bits has them, and `tile` multiplies by those. Both null: never.
 struct Decoder {
   void (*decode)(const uint8_t* panel, int64_t features, uint8_t* to);
   void (*tile)(const Product&);

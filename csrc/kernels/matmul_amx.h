@@ -137,6 +137,7 @@ ARMLLM_INLINE void add_elements(const Product& p, int64_t k, int64_t end) {
     const uint8_t* w = p.weights + k * (packed ? 8 : 16);
     const int8_t* columns = reinterpret_cast<const int8_t*>(w);
     if constexpr (packed) {
+      __asm__ volatile("" ::: "memory");  // the tiles of the elements before are loaded
       widen(w, elements, widened);
       columns = widened;
     } else {

@@ -57,6 +57,29 @@ def test_sums_of_products_are_exact_integers(bits, n, k, group, zero_points):
         assert torch.equal(multiply(x, (q, scales, zeros), bits).double(), expected), rows
 
 
+@pytest.fixture
+def single_thread():
+    before = kernels.get_num_threads()
+    kernels.set_num_threads(1)
+    yield
+    kernels.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("single_thread")  # which takes all panels
+@pytest.mark.parametrize("group", [0, 32])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("n", "k", "rows"), [(20, 16928, (2, 4, 5)), (290, 1056, (5, 64, 65, 130))])
+def test_long_rows_and_many_rows_are_exact_too(bits, group, n, k, rows):
+    """Features in blocks, the last of 32, for a few rows, whole tiles and more; panels that are decoded."""
+    weight = random_weight(n, k, group, bits, zero_points=True, scale=1.0)
+    q, scales, zeros = weight
+    exact = (q.double().view(n, scales.shape[1], -1) - zeros.double()[..., None]).view(n, k)
+    for count in rows:
+        x = torch.randint(-3, 4, (count, k)).float()  # all sums are below 2^24
+        x[:, 0] = 127  # so that a row's scale is 1
+        assert torch.equal(multiply(x, weight, bits).double(), x.double() @ exact.T), count
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("case", CASES)

@@ -25,12 +25,12 @@ def completion(**fields):
     return json.dumps({"prompt": "Hello", "max_tokens": 1, **fields}).encode()
 
 
-def test_twenty_hostile_clients_cost_the_engine_nothing(folder):
+def test_hostile_clients_of_every_kind_cost_the_engine_nothing(folder):
     """The tool ends with an error if the server does, or if /health answers something else than 200.
 
     The rate is what is left of the cores, so it is printed; a step's CPU time is the engine's own.
     """
-    command = [sys.executable, "tools/attack_server.py", folder, "--clients", "20", "--tokens", "900"]
+    command = [sys.executable, "tools/attack_server.py", folder, "--tokens", "900"]
     run = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
     print(run.stdout)
     assert run.returncode == 0, run.stdout + run.stderr
