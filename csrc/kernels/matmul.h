@@ -189,7 +189,8 @@ inline constexpr int64_t kDecodedRows = 64;  // fewer don't pay for decoding
 inline constexpr int64_t kTileBytes = 32 * 1024, kPanelsBeside = 16;
 static_assert(kBlockFeatures % 128 == 0, "a block is whole groups");
 ARMLLM_INLINE int64_t block_of(int64_t rows, int64_t features) {
-  return kBlockFeatures == 0 || rows == 1 || rows * features <= kTileBytes ? features : kBlockFeatures;
+  const bool is_whole = kBlockFeatures == 0 || rows == 1 || are_few(rows) || rows * features <= kTileBytes;
+  return is_whole ? features : kBlockFeatures;
 }
 
 #if !defined(ARMLLM_PREPARED)  // which says that the target brings its own

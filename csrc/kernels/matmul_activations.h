@@ -44,7 +44,7 @@ struct Tiling {
 };
 
 // The activations of a call, all rows padded to whole pairs:
-//   q      per tile [steps of kRowChunk, rows of the tile, kRowChunk], of the last step what is left
+//   q      per tile [chunks, rows of the tile, kRowChunk], of the last chunk what is left; see place_of
 //   sums   per tile [groups, rows of the tile]: the sum of a group's q
 //   scales [rows]
 struct Activations {
@@ -69,15 +69,17 @@ struct Activations {
   }
 };
 
-// Where a tile's rows have their elements from k on: the first row, and how far behind it the next one. Of
-// few rows long chunks would not pay, so each lies in one piece.
-inline constexpr int64_t kFewRows = 4;
+// Where chunks are longer than a step, few rows have short ones, for other instructions.
+inline constexpr int64_t kFewRows = 12;
+constexpr ARMLLM_INLINE bool are_few(int64_t rows) { return kRowChunk > kStep && rows <= kFewRows; }
+
+// Where a tile's rows have their elements from k on: the first row, and how far behind it the next one.
 struct Place {
   int64_t first, stride;
 };
 ARMLLM_INLINE Place place_of(int64_t k, int64_t rows, int64_t features) {
   if constexpr (kRowChunk <= kStep) return {k * rows, kRowChunk};
-  if (rows <= kFewRows) return {k, features};
+  if (are_few(rows)) return {k / kStep * kStep * rows + k % kStep, kStep};
   const int64_t begin = k / kRowChunk * kRowChunk, left = features - begin;
   return {begin * rows + k % kRowChunk, left < kRowChunk ? left : kRowChunk};
 }

@@ -16,12 +16,14 @@ constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRow
 
 inline constexpr int64_t kDeep = kRowChunk, kHalf = kWeightStep;  // elements of a tile's rows
 
-// The tiles for more rows than one: 0 to 3 sums of blocks of rows, 4 and 5 rows and columns, 6 and 7 half as
+#include "kernels/matmul_activations.h"
+
+// The tiles where rows are not few: 0 to 3 sums of blocks of rows, 4 and 5 rows and columns, 6 and 7 half as
 // many elements of these.
 #define ARMLLM_PREPARED
 class Prepared {
  public:
-  explicit ARMLLM_MEMBER Prepared(int64_t rows) : has_tiles_(rows > 1) {
+  explicit ARMLLM_MEMBER Prepared(int64_t rows) : has_tiles_(!are_few(rows)) {
     if (!has_tiles_) return;
     constexpr int64_t kHeight[] = {16, 16, 16, 16, 16, kDeep / 4, 16, kHalf / 4};
     constexpr int64_t kWidth[] = {64, 64, 64, 64, kDeep, 64, kHalf, 64};
@@ -191,8 +193,9 @@ ARMLLM_INLINE void multiply_blocks(const Product& p) {
 
 template <int bits, bool packed>
 ARMLLM_INLINE void amx_tile(const Product& p) {
-  const bool is_whole = p.begin == 0 && p.end == p.features;
-  if (p.rows <= kFewRows && packed == (bits == 4) && is_whole) return vnni_tile<bits, kFewRows>(p);
+  if constexpr (packed == (bits == 4)) {  // few rows are not decoded
+    if (are_few(p.rows)) return vnni_tile<bits, kFewRows>(p);
+  }
   if (p.rows <= kBlock) {
     multiply_blocks<packed, 1>(p);
   } else if (p.rows <= 2 * kBlock) {
@@ -215,8 +218,8 @@ inline constexpr Decoder kDecoder{decode_panel, decoded_tile};
 
 // A block of 16 rows is read where a tile has fewer.
 template <int>
-ARMLLM_INLINE int64_t bytes_behind(const WeightShape& s, int64_t rows) {
-  return kBlock * (rows <= kFewRows ? padded_features(s) : kDeep);
+ARMLLM_INLINE int64_t bytes_behind(const WeightShape&, int64_t rows) {
+  return are_few(rows) ? 0 : kBlock * kDeep;
 }
 
 ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile, kNoDecoder, bytes_behind, nothing_more)

@@ -315,7 +315,7 @@ Result test_matmul(const Context& context) {
   for (const int64_t group : {0, 32}) {
     if (!kIsFloat) break;
     const Operands<T> deepest(bits, {3, 12320, group, false}, false, random);
-    check_product(result, context, deepest, 3, true);
+    for (const int64_t rows : {3, 13}) check_product(result, context, deepest, rows, true);
   }
   return result;
 }
