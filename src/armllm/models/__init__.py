@@ -126,6 +126,7 @@ EMBEDDERS = {
 }
 BGE_M3 = {"BgeM3EmbeddingModel": Family("bert", "")}  # which calls itself XLMRobertaModel
 ARCHITECTURES = FAMILIES | ENCODERS | CLASSIFIERS | EMBEDDERS | BGE_M3
+OLDER_NAMES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}  # which checkpoints bear, and transformers no more
 
 
 class Model(Protocol):
@@ -259,6 +260,8 @@ def model_class(reader: ConfigReader) -> type[Model]:
         raise reader.error(f"architectures must be a list of names, not {named!r}")
     by_type = {family.model_type: architecture for architecture, family in (FAMILIES | ENCODERS).items()}
     architecture = named[0] if named else by_type.get(str(model_type), model_type)
+    if isinstance(architecture, str):
+        architecture = OLDER_NAMES.get(architecture, architecture)
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise reader.error(
             f"architecture {architecture!r} is not supported, only {', '.join(sorted(ARCHITECTURES))}"

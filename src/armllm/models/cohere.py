@@ -9,7 +9,7 @@ from armllm.layers.norm import HeadNorm, LayerNorm
 from armllm.models.llama import LlamaForCausalLM, llama_fields
 from armllm.models.rope import read_rope
 from armllm.models.stablelm import HeadNormAttention, ParallelConfig, ParallelDecoderLayer
-from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types, same_everywhere
+from armllm.models.windows import SLIDING, by_layer, read_pattern, same_everywhere
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,9 +91,7 @@ class Cohere2ForCausalLM(CohereForCausalLM):
             reader.only(name, value)
         fields = cohere_fields(reader, "Cohere2ForCausalLM", default_theta=10000.0)
         num_layers = fields["num_layers"]
-        pattern = reader.integer("sliding_window_pattern", 4)
-        default = [SLIDING if (index + 1) % pattern else FULL for index in range(num_layers)]
-        kinds = read_layer_types(reader, num_layers, default)
+        kinds = read_pattern(reader, num_layers, 4)
         return CohereConfig(
             **fields,
             windows=by_layer(reader, kinds, reader.optional_integer("sliding_window", 4096)),

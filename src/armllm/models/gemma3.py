@@ -20,7 +20,7 @@ from armllm.models.gemma2 import (
 from armllm.models.llama import LlamaForCausalLM, llama_fields
 from armllm.models.rope import read_one
 from armllm.models.text_part import TextPart
-from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
+from armllm.models.windows import FULL, SLIDING, by_layer, read_pattern
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,13 +121,7 @@ def read_text_config(reader: ConfigReader, architecture: str) -> Gemma3Config:
     reader.only("attn_logit_softcapping", None)
     common = gemma_fields(reader, architecture, default_positions=131072, vocab_size=262208)
     num_layers, head_dim = common["num_layers"], common["head_dim"]
-    pattern = reader.integer("sliding_window_pattern", 6)
-    if not reader.has("layer_types"):  # transformers writes both and reads only these
-        reader.only("_sliding_window_pattern", pattern)
-    reader.has("_sliding_window_pattern")
-    kinds = read_layer_types(
-        reader, num_layers, [SLIDING if (index + 1) % pattern else FULL for index in range(num_layers)]
-    )
+    kinds = read_pattern(reader, num_layers, 6)
     rope, local_rope = read_ropes(reader, head_dim, common["max_position_embeddings"])
     fields = llama_fields(
         reader, common, rope=rope, activation=ACTIVATION, default_intermediate=INTERMEDIATE_SIZE

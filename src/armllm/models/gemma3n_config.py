@@ -48,6 +48,7 @@ def read_text_config(reader: ConfigReader, architecture: str) -> Gemma3nConfig:
     )
     reader.only("use_bidirectional_attention", False)
     reader.has("hidden_act")
+    reader.only("query_pre_attn_scalar", common["head_dim"])  # in checkpoints; scores are not scaled
     for name in FOR_TRAINING:
         reader.has(name)
     layers = common["num_layers"]

@@ -117,6 +117,8 @@ def read_sparse(reader: ConfigReader, architecture: str) -> Qwen3NextConfig:
 def _common(
     reader: ConfigReader, architecture: str, sizes: dict[str, int], *, kv_heads: int
 ) -> dict[str, Any]:
+    reader.only("attn_output_gate", True)
+    reader.only("output_gate_type", "swish", "silu")
     return reader.common(
         architecture,
         default_positions=32768,

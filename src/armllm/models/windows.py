@@ -27,6 +27,17 @@ def by_layer(reader: ConfigReader, kinds: Sequence[str], window: int | None) -> 
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
+def read_pattern(reader: ConfigReader, num_layers: int, default: int) -> list[str]:
+    """layer_types, or a layer that sees all tokens after every few with a window."""
+    pattern = reader.integer("sliding_window_pattern", default)
+    if not reader.has("layer_types"):  # transformers writes both and reads only these
+        reader.only("_sliding_window_pattern", pattern)
+    reader.has("_sliding_window_pattern")
+    return read_layer_types(
+        reader, num_layers, [SLIDING if (index + 1) % pattern else FULL for index in range(num_layers)]
+    )
+
+
 def read_layer_types(
     reader: ConfigReader, num_layers: int, default: list[str], known: tuple[str, str] = (FULL, SLIDING)
 ) -> list[str]:
