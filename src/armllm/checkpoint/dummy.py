@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from armllm.checkpoint.mapping import Span
+
 LARGEST = 1e-3  # as in vLLM: no product overflows, and no logit is NaN
 
 
@@ -54,6 +56,6 @@ class DummyTensors:
         """The folder that errors name."""
         return self.folder
 
-    def files(self) -> list[Path]:
-        """None is read."""
+    def spans(self) -> list[Span]:
+        """No file is mapped."""
         return []

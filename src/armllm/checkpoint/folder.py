@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from armllm.checkpoint.gguf import GGUFCheckpoint
 from armllm.checkpoint.hub import IR
 from armllm.checkpoint.json_file import read_object
-from armllm.checkpoint.mapping import Span, mapped_spans, release, release_tensor
+from armllm.checkpoint.mapping import Span, release, release_tensor
 from armllm.checkpoint.safetensors_file import SafetensorsFile
 from armllm.errors import CheckpointError
 
@@ -33,8 +33,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._spans: dict[str, list[Span]] = {}  # file name -> where it is mapped
-        self._last: tuple[Tensor, list[Span]] | None = None  # what was read, and where its file is mapped
+        self._last: tuple[Tensor, Span] | None = None  # what was read, and where its file is mapped
         self._layer = ""
         self._files: dict[str, SafetensorsFile] = {}  # by file name
         self._homes: dict[str, str] = {}  # tensor name -> file name
@@ -58,16 +57,15 @@ class Checkpoint:
 
     def read(self, name: str) -> Tensor:
         """A tensor, mapped from its file."""
-        home, number = self._homes[name], LAYER.search(name)
+        number = LAYER.search(name)
         if self._last is not None:
             release_tensor(*self._last)
         if number and number[1] != self._layer:
             self._layer = number[1]
-            release(span for spans in self._spans.values() for span in spans)
-        tensor = self._files[home].read(name)
-        if home not in self._spans:
-            self._spans[home] = mapped_spans([self.folder / home])
-        self._last = tensor, self._spans[home]
+            release(self.spans())
+        file = self._files[self._homes[name]]
+        tensor = file.read(name)
+        self._last = tensor, file.span
         return tensor
 
     def where(self, name: str) -> Path:
@@ -77,6 +75,10 @@ class Checkpoint:
     def files(self) -> list[Path]:
         """All files."""
         return [self.folder / name for name in self._files]
+
+    def spans(self) -> list[Span]:
+        """Where the files are mapped."""
+        return [file.span for file in self._files.values()]
 
     def _open(self, file_name: str) -> None:
         path = self.folder / file_name

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from armllm.checkpoint.mapping import Span
+
 OUTSIDE = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -106,9 +108,9 @@ class GGUFCheckpoint:
         """The file that holds a tensor."""
         return self._file.where(self._names[name][0])
 
-    def files(self) -> list[Path]:
-        """The file, or its parts."""
-        return list(self._file.parts)
+    def spans(self) -> list[Span]:
+        """Where the file is mapped, or its parts."""
+        return [part.span for part in self._file.parts.values()]
 
     def _translate(self, name: str) -> dict[str, tuple[str, int | None]]:
         """Hugging Face's name, or those of experts, each with the tensor and the expert's number.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from armllm.checkpoint.gguf_blocks import BLOCKS
 from armllm.checkpoint.json_file import check_size
-from armllm.checkpoint.mapping import map_file
+from armllm.checkpoint.mapping import map_file, span_of
 from armllm.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -55,12 +55,13 @@ class StoredTensor:
 
 
 class GGUFHeader:
-    """``values`` by key, ``tensors`` by name."""
+    """``values`` by key, ``tensors`` by name; ``span`` is where the file is mapped."""
 
     def __init__(self, path: Path) -> None:
         try:
             check_size(path, MAX_BYTES)
             self._data = map_file(path)
+            self.span = span_of(self._data)
             self._place = 0
             self.values, self.tensors = self._parse()
         except (OSError, ValueError, struct.error, OverflowError) as error:

@@ -1,7 +1,8 @@
 """Mapped files, and their pages given back to the system when what they hold was copied.
 
-Only for files that are never written to through the mapping: private changes would be lost. What is used
-where it is mapped comes back from the page cache.
+Only for mappings of this module, which nobody writes to: private changes would be lost, such as those of a
+model that another package has mapped from the same file. What is used where it is mapped comes back from the
+page cache.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from armllm.environment import uses_huge_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -42,30 +43,23 @@ def map_file(path: Path) -> mmap.mmap:
     return mapped
 
 
-def mapped_spans(files: Iterable[Path]) -> list[Span]:
-    """Where these files are mapped in this process."""
-    wanted = {str(file.resolve()) for file in files}  # the hub's cache is made of links
-    spans = []
-    with Path("/proc/self/maps").open() as lines:
-        for line in lines:
-            span, *_, path = line.rstrip("\n").split(maxsplit=5)
-            if path in wanted:
-                start, end = (int(part, 16) for part in span.split("-"))
-                spans.append((start, end))
-    return spans
+def span_of(mapped: mmap.mmap) -> Span:
+    """Where a file is mapped."""
+    start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    return start, start + len(mapped)
 
 
 def release(spans: Iterable[Span]) -> None:
-    """Give back the pages in these spans, which must lie in mapped files."""
+    """Give back the pages in these spans, which must be those of `map_file`."""
     libc = ctypes.CDLL(None)
     for start, end in spans:
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
-def release_tensor(tensor: Tensor, spans: Iterable[Span]) -> None:
-    """Give back the whole pages below a tensor, if it lies in one of ``spans``."""
+def release_tensor(tensor: Tensor, span: Span) -> None:
+    """Give back the whole pages below a tensor, if it lies in ``span``."""
     first, last = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
     start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
     end = last // mmap.PAGESIZE * mmap.PAGESIZE
-    if start < end and any(low <= first and last <= high for low, high in spans):
+    if start < end and span[0] <= first and last <= span[1]:
         release([(start, end)])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from armllm.checkpoint.json_file import check_size, parse
-from armllm.checkpoint.mapping import map_file
+from armllm.checkpoint.mapping import map_file, span_of
 from armllm.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -42,7 +42,10 @@ LFS_POINTER = b"version https://git-lfs"
 
 
 class SafetensorsFile:
-    """Names, types and shapes from the header; CheckpointError for a file that is not whole."""
+    """Names, types and shapes from the header; CheckpointError for a file that is not whole.
+
+    span: where it is mapped.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -58,6 +61,7 @@ class SafetensorsFile:
             raise CheckpointError(
                 f"{path} can't be read as safetensors ({error!s:.300}); {_advice(path)}"
             ) from None
+        self.span = span_of(self._data)
         length = int.from_bytes(self._data[:LENGTH_BYTES], "little")
         self._start = LENGTH_BYTES + length
         self._tensors: dict[str, dict[str, Any]] = parse(self._data[LENGTH_BYTES : self._start])

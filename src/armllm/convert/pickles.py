@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import load_file, save_file
 
-from armllm.checkpoint.folder import INDEX, SINGLE, open_checkpoint
+from armllm.checkpoint.folder import INDEX, SINGLE, Checkpoint, open_checkpoint
 from armllm.checkpoint.hub import WANTED, HubOptions, resolve_model
 from armllm.checkpoint.json_file import read_object
 from armllm.convert.derived import check_free, derived_folder
@@ -85,7 +85,7 @@ def convert_checkpoint(
 def _files(folder: Path) -> list[Path]:
     """The safetensors; else the pickles that the index lists, or the only one."""
     if any(folder.glob("*.safetensors")):
-        return open_checkpoint(folder).files()
+        return Checkpoint(folder).files()
     if (folder / PICKLE_INDEX).is_file():
         weight_map = read_object(folder / PICKLE_INDEX).get("weight_map")
         if not isinstance(weight_map, dict):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from armllm import kernels
-from armllm.checkpoint.mapping import mapped_spans, release
+from armllm.checkpoint.mapping import release
 from armllm.engine.decode_inputs import DECODE
 from armllm.engine.loading import load_model
 from armllm.engine.memory import SHARE_FOR_KV_CACHE, readable
@@ -135,7 +135,7 @@ class ModelRunner(Runner):
         leads = isinstance(self._end, Pipeline) or (self._ranks is not None and not self._ranks.rank)
         if self.slots is not None and leads:
             self.slots.on_fill = lambda slot, adapter: self._tell({FILLS: slot} | as_message(adapter))
-        release(mapped_spans(source.checkpoint.files()))
+        release(source.checkpoint.spans())
 
     def _agree(self, end: StageEnd, layouts: list[KVCacheLayout]) -> None:
         """Have as many blocks and states as all stages can hold."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.folder import Checkpoint
+    from armllm.checkpoint.mapping import Span
     from armllm.checkpoint.scheme import Scheme
     from armllm.checkpoint.weights import Weights
 
@@ -214,9 +215,9 @@ class DecodedTensors:
         """The file of a stored tensor."""
         return self.checkpoint.where(name)
 
-    def files(self) -> list[Path]:
-        """All files."""
-        return self.checkpoint.files()
+    def spans(self) -> list[Span]:
+        """Where the files are mapped."""
+        return self.checkpoint.spans()
 
     def read(self, name: str) -> Tensor:
         """A tensor: mapped, or decoded to fp32. CheckpointError if a scale is no finite number."""
