@@ -77,6 +77,16 @@ def test_a_router_among_target_parameters(tmp_path):
     check(tmp_path / "base", adapter, merge(model, adapter), config)
 
 
+def test_shared_experts_among_target_parameters(tmp_path):
+    """As PEFT 0.21 takes them: their names in target_modules mean the other experts to it."""
+    architecture, ends = "Qwen3NextForCausalLM", ("gate_proj", "up_proj", "down_proj")
+    config = random_config(architecture, SEED) | {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    model = save_reference(tmp_path / "base", config, SEED)
+    named = {"target_modules": [], "target_parameters": [f"shared_expert.{end}.weight" for end in ends]}
+    adapter = write_adapter(tmp_path / "adapter", model, ends, **named)
+    check(tmp_path / "base", adapter, merge(model, adapter), config)
+
+
 def renamed_factors(architecture, factors, config):
     """By the names of the family; rows of B lie as those of the weight."""
     found = {}

@@ -49,7 +49,8 @@ for folder in map(Path, sys.argv[3:]):
     torch.save(found, folder / "expected.pt")
 """
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
-ALL = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
+MLP = ["gate_proj", "up_proj", "down_proj"]
+ALL = [*ATTENTION, *MLP]
 CASES = {
     "Llama, rank 1": ("LlamaForCausalLM", {"r": 1, "lora_alpha": 3, "target_modules": ["q_proj", "v_proj"]}),
     "Llama, rank-stabilized": (
@@ -80,10 +81,23 @@ CASES = {
         {"r": 4, "target_modules": ATTENTION, "target_parameters": ["mlp.gate.weight"]},
     ),
     "Granite 4": ("GraniteMoeHybridForCausalLM", {"r": 8, "target_modules": "all-linear"}),
-    # PEFT makes changes of experts of all patterns that match gate_proj
+    "Qwen 2 MoE, its shared expert": ("Qwen2MoeForCausalLM", {"r": 8, "target_modules": ALL}),
+    # PEFT makes changes of experts of all patterns that match gate_proj, so the shared one has parameters
+    "DeepSeek V3, its shared experts": (
+        "DeepseekV3ForCausalLM",
+        {
+            "r": 8,
+            "target_modules": ["o_proj"],
+            "target_parameters": [f"shared_experts.{name}.weight" for name in MLP],
+        },
+    ),
     "Qwen3-Next": (
         "Qwen3NextForCausalLM",
-        {"r": 8, "target_modules": [*ATTENTION, "in_proj_qkvz", "in_proj_ba", "out_proj"]},
+        {
+            "r": 8,
+            "target_modules": [*ATTENTION, "in_proj_qkvz", "in_proj_ba", "out_proj"],
+            "target_parameters": [f"shared_expert.{name}.weight" for name in MLP],
+        },
     ),
 }
 QUANTIZED = {
@@ -104,6 +118,7 @@ REFUSED = {
 }
 CHANGES = {
     # each of them has a sparse layer
+    "Qwen2MoeForCausalLM": {"decoder_sparse_step": 1, "mlp_only_layers": []},
     "Qwen3MoeForCausalLM": {"decoder_sparse_step": 1, "mlp_only_layers": []},
     "Qwen3NextForCausalLM": {"decoder_sparse_step": 1, "mlp_only_layers": []},
 }
