@@ -102,6 +102,7 @@ def read_dense(reader: ConfigReader, architecture: str) -> DeltaNetConfig:
 
 def read_sparse(reader: ConfigReader, architecture: str) -> Qwen3NextConfig:
     """The same with experts in every layer."""
+    reader.only("norm_topk_prob", True)
     common = _common(reader, architecture, MOE_SIZES, kv_heads=2)
     size = reader.integer("moe_intermediate_size", 512)
     return Qwen3NextConfig(
@@ -117,8 +118,6 @@ def read_sparse(reader: ConfigReader, architecture: str) -> Qwen3NextConfig:
 def _common(
     reader: ConfigReader, architecture: str, sizes: dict[str, int], *, kv_heads: int
 ) -> dict[str, Any]:
-    reader.only("attn_output_gate", True)
-    reader.only("output_gate_type", "swish", "silu")
     return reader.common(
         architecture,
         default_positions=32768,

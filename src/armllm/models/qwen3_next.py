@@ -240,7 +240,9 @@ def hybrid_fields(
             f"linear_num_value_heads {value_heads} is not a multiple of linear_num_key_heads {key_heads}"
         )
     check_recurrence(reader, ("linear_conv_kernel_dim", 4), ("linear_key_head_dim", 128))
-    reader.only("hidden_act", "silu", "swish")
+    reader.only("attn_output_gate", True)
+    for name in ("hidden_act", "output_gate_type"):
+        reader.only(name, "silu", "swish")
     return {
         **llama_fields(reader, common, rope=rope, default_intermediate=default_intermediate),
         "windows": (None,) * num_layers,
