@@ -38,8 +38,8 @@ and imported on the emulated core. For the last column the project's own tests r
 `python tools/build_published.py` builds one and writes this page.
 
 The CPU time is that of all steps, with the import under QEMU. It was measured once, on a busy machine. A
-version or a date that is not shown was not noted. Rust's registry was not reachable: of the projects in Rust,
-only those with their crates inside, or that build with [crates of Debian](../wheel.md#rust), became wheels.
+time that is not shown was not noted. Rust's registry was not reachable: of the projects in Rust, only those
+with their crates inside, or that build with [crates of Debian](../wheel.md#rust), became wheels.
 
 | project | version | back end | options | CPU, s | proven on | date | own tests on the core |
 | --- | --- | --- | --- | ---: | --- | --- | --- |
