@@ -119,9 +119,9 @@ def test_rust_becomes_an_audited_wheel_that_panics_where_it_should(tmp_path):
 @pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.emulated
-@pytest.mark.parametrize("backend", ["hatch", "poetry"])
+@pytest.mark.parametrize("backend", ["hatch", "hatch_rs", "poetry"])
 def test_a_hook_that_calls_cargo_unannounced_makes_an_audited_wheel(tmp_path, backend):
-    """Hatch's was written for its own machine alone. Poetry's script looks where cargo's variables say."""
+    """Hatch's was written for its own machine alone. hatch-rs and poetry's script read cargo's variables."""
     project = shutil.copytree(PROJECT, tmp_path / "project")
     shutil.copytree(PROJECTS / f"rust_{backend}", project, dirs_exist_ok=True)
     result = built(project, tmp_path, "--cpu=neoverse-n1", f'--command=python -c "{USE}"')
