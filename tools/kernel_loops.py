@@ -75,6 +75,15 @@ class Loop:
 
 
 ARMV9 = ("neoverse-n2", "neoverse-v1", "neoverse-v2")
+STORAGES = (
+    ("neon", "f32", ("neoverse-n1", "neoverse-n2", "neoverse-v2")),
+    ("neon", "bf16", ("neoverse-n1",)),
+    ("bf16", "bf16", ARMV9),
+    ("neon", "f16", ("neoverse-n1", "neoverse-n2", "neoverse-v2")),
+    ("sve", "f32", ("neoverse-v1",)),
+    ("sve", "f16", ("neoverse-v1",)),
+)
+"""Of ops in each storage type: the target, the type, and the cores that take this target."""
 LOOPS = (
     *(
         Loop(
@@ -226,27 +235,13 @@ LOOPS = (
     ),
     *(
         Loop(target=target, entry=f"lora_{marker}_{storage}", marker=marker, rows=rows, cores=cores)
-        for target, storage, cores in (
-            ("neon", "f32", ("neoverse-n1", "neoverse-n2", "neoverse-v2")),
-            ("neon", "bf16", ("neoverse-n1",)),
-            ("bf16", "bf16", ARMV9),
-            ("neon", "f16", ("neoverse-n1", "neoverse-n2", "neoverse-v2")),
-            ("sve", "f32", ("neoverse-v1",)),
-            ("sve", "f16", ("neoverse-v1",)),
-        )
+        for target, storage, cores in STORAGES
         for marker in ("shrink", "expand")
         for rows in (2, 1)
     ),
     *(
         Loop(target=target, entry=f"causal_conv_{storage}", marker="convolve", cores=cores)
-        for target, storage, cores in (
-            ("neon", "f32", ("neoverse-n1", "neoverse-n2", "neoverse-v2")),
-            ("neon", "bf16", ("neoverse-n1",)),
-            ("bf16", "bf16", ARMV9),
-            ("neon", "f16", ("neoverse-n1", "neoverse-n2", "neoverse-v2")),
-            ("sve", "f32", ("neoverse-v1",)),
-            ("sve", "f16", ("neoverse-v1",)),
-        )
+        for target, storage, cores in STORAGES
     ),
     *(
         Loop(target=target, entry="state_scan_f32", marker=marker, cores=cores)

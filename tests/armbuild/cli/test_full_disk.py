@@ -5,58 +5,18 @@ import subprocess
 import sys
 
 import pytest
+from tests.armbuild.cli import pure_project
 
 pytestmark = pytest.mark.slow
-
-PROJECT = {
-    "pyproject.toml": """\
-[build-system]
-requires = []
-build-backend = "backend"
-backend-path = ["."]
-[project]
-name = "thing"
-version = "1.0"
-""",
-    "backend.py": """\
-import os, pathlib, tempfile, zipfile
-
-def build_wheel(folder, config_settings=None, metadata_directory=None):
-    with tempfile.TemporaryFile(dir=os.environ["TMPDIR"]) as file:
-        file.write(bytes(1 << 18))
-    texts = {
-        "thing.py": os.urandom(1 << 17).hex(),
-        "thing-1.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: thing\\nVersion: 1.0\\n",
-        "thing-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
-        "thing-1.0.dist-info/RECORD": "",
-    }
-    with zipfile.ZipFile(pathlib.Path(folder) / "thing-1.0-py3-none-any.whl", "w") as archive:
-        for path, text in texts.items():
-            texts["thing-1.0.dist-info/RECORD"] += f"{path},,\\n"
-        for path, text in texts.items():
-            archive.writestr(path, text)
-    return "thing-1.0-py3-none-any.whl"
-""",
-}
 
 
 def build(tmp_path, full, size):
     """Build a wheel where the folder ``full`` has ``size`` bytes; the process lists the output at its end."""
     folders = {name: tmp_path / name for name in ("project", "cache", "temporary", "output")}
-    for folder in folders.values():
-        folder.mkdir()
-    for name, text in PROJECT.items():
-        (folders["project"] / name).write_text(text)
-    wheel = [
-        sys.executable,
-        "-m",
-        "armbuild",
-        "-q",
-        "wheel",
-        folders["project"],
-        "--output",
-        folders["output"],
-    ]
+    pure_project.write(folders["project"])
+    for name in ("cache", "temporary", "output"):
+        folders[name].mkdir()
+    wheel = [sys.executable, "-m", "armbuild", "-q", "wheel", folders["project"]]
     limit = ["--size", str(size), "--tmpfs", folders[full]] if full else []
     return folders, subprocess.run(
         ["bwrap", "--dev-bind", "/", "/", *limit,
@@ -71,8 +31,8 @@ def test_the_project_is_built_where_there_is_space(tmp_path):
     folders, done = build(tmp_path, None, 0)
     assert (done.returncode, done.stderr) == (0, "")
     listed = done.stdout.split()
-    assert "thing-1.0-py3-none-any.whl" in listed
-    assert "thing-1.0-py3-none-any.whl.provenance.json" in listed
+    assert pure_project.WHEEL in listed
+    assert f"{pure_project.WHEEL}.provenance.json" in listed
     assert list(folders["temporary"].iterdir()) == []
 
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from tests.armbuild import wheels
 from tests.armbuild.audit.conftest import build_info, make_elf
+from tests.armbuild.cli import pure_project
 from tests.armbuild.image import small
 
 from armbuild.image import plan, root
@@ -33,42 +34,14 @@ BASE = {
 }
 """An image that lacks nothing, so that no Debian archive is asked."""
 NEEDS = "Requires-Dist: torch==2.10.0\nRequires-Dist: numpy\n"
-PROJECT = {
-    "pyproject.toml": """\
-[build-system]
-requires = []
-build-backend = "backend"
-backend-path = ["."]
-[project]
-name = "thing"
-version = "1.0"
-""",
-    "backend.py": """\
-import pathlib, subprocess, zipfile
-
-def build_wheel(folder, config_settings=None, metadata_directory=None):
-    subprocess.run(["sleep", "0.5"], check=True)
-    texts = {
-        "thing.py": "x = 1\\n" * (1 << 16),
-        "thing-1.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: thing\\nVersion: 1.0\\n",
-        "thing-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
-        "thing-1.0.dist-info/RECORD": "",
-    }
-    texts["thing-1.0.dist-info/RECORD"] = "".join(f"{path},,\\n" for path in texts)
-    with zipfile.ZipFile(pathlib.Path(folder) / "thing-1.0-py3-none-any.whl", "w") as archive:
-        for path, text in texts.items():
-            archive.writestr(path, text)
-    return "thing-1.0-py3-none-any.whl"
-""",
-}
 
 
 def a_wheel_of(folder):
     """A project without build requirements."""
-    small.tree(folder / "project", PROJECT)
+    pure_project.write(folder / "project")
     return SimpleNamespace(
         arguments=["wheel", folder / "project", "--lane=cross", "--output", folder / "output"],
-        file="thing-1.0-py3-none-any.whl",
+        file=pure_project.WHEEL,
         made="builds",
     )
 
