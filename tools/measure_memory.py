@@ -20,7 +20,8 @@ from typing import Any
 
 import psutil
 
-from attack_server import connect, request, serving
+from attack_server import serving
+from attacks import connect, request
 
 CLIENTS = 8
 ROWS = 20

@@ -25,13 +25,13 @@ def completion(**fields):
     return json.dumps({"prompt": "Hello", "max_tokens": 1, **fields}).encode()
 
 
-def test_hostile_clients_of_every_kind_cost_the_engine_nothing(folder):
+def test_hostile_clients_of_every_kind_do_not_make_tokens_costly(folder):
     """The tool ends with an error if the server does, or if /health answers something else than 200.
 
     The rate is what is left of the cores, so it is printed; a step's CPU time is the engine's own.
     """
     command = [sys.executable, "tools/attack_server.py", folder, "--tokens", "900"]
-    run = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=600)
     print(run.stdout)
     assert run.returncode == 0, run.stdout + run.stderr
     found = {name: (float(cpu), int(mebibytes)) for name, cpu, mebibytes in FIGURES.findall(run.stdout)}
