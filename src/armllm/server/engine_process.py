@@ -68,7 +68,7 @@ class EngineProcess:
                 [*COMMAND, str(far_end.fileno())],
                 pass_fds=[far_end.fileno()],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C is for the server; and Linux shares the cores by session
             )
         try:
             send(self._connection, (model, options, adapters, progress.visible))

@@ -77,6 +77,11 @@ def test_outputs_and_embeddings_are_those_of_an_engine_in_this_process(process, 
         engine.shutdown()
 
 
+def test_the_engine_has_a_session_and_so_a_share_of_the_cores(process):
+    """Linux gives each session the same share: else twenty busy clients of this machine leave a tenth."""
+    assert os.getsid(process._process.pid) == process._process.pid != os.getsid(0)
+
+
 def test_errors_have_their_types_and_words(process, in_loop, folder):
     with pytest.raises(RequestError, match="not in the vocabulary"):
         in_loop(ask(process, SamplingParams(stop_token_ids=[10**6])))
