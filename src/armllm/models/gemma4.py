@@ -6,7 +6,7 @@ an embedding of its own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -197,6 +197,7 @@ class Gemma4ForCausalLM(LocalRotary):
     """The decoder; layers of the two kinds have different rotary embeddings."""
 
     config: Gemma4Config
+    unified: ClassVar[bool] = False
     layer_class = Gemma4DecoderLayer
     layers: list[Gemma4DecoderLayer]  # type: ignore[assignment]
 
@@ -269,7 +270,7 @@ class Gemma4ForCausalLM(LocalRotary):
     @classmethod
     def read_config(cls, reader: ConfigReader) -> Gemma4Config:
         """The config.json of a text model."""
-        return read_text_config(reader, cls.__name__)
+        return read_text_config(reader, cls.__name__, unified=cls.unified)
 
     @staticmethod
     def ignored_tensors(config: Any) -> tuple[str, ...]:
@@ -286,4 +287,13 @@ class Gemma4ForConditionalGeneration(TextPart, Gemma4ForCausalLM):
 
     text_type = "gemma4_text"
     towers = ("model.vision_tower.*", "model.embed_vision.*", "model.audio_tower.*", "model.embed_audio.*")
+    always_tied = True
+
+
+class Gemma4UnifiedForConditionalGeneration(TextPart, Gemma4ForCausalLM):
+    """The text part of the model that sees and hears without towers."""
+
+    unified = True
+    text_type = "gemma4_unified_text"
+    towers = ("model.vision_embedder.*", "model.embed_vision.*", "model.embed_audio.*")
     always_tied = True

@@ -21,6 +21,8 @@ ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
+NO_EXPERTS = {"num_experts": 0, "num_experts_per_tok": 0, "moe_intermediate_size": 0}
+PLAIN = {"per_layer_size": 0, "per_layer_vocab": 0} | NO_EXPERTS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,12 +55,15 @@ class Gemma4Config(LlamaConfig):
         return dataclasses.replace(self, head_dim=self.full_head_dim, num_kv_heads=self.full_kv_heads)
 
 
-def read_text_config(reader: ConfigReader, architecture: str) -> Gemma4Config:
-    """Gemma 4's text configuration, with the defaults of its class in transformers."""
+def read_text_config(reader: ConfigReader, architecture: str, *, unified: bool) -> Gemma4Config:
+    """Gemma 4's text configuration, with the defaults of its class in transformers.
+
+    ``unified``: that of the models without towers, which know no embeddings per layer and no experts.
+    """
     common = reader.common(
         architecture,
         default_eos=1,
-        default_positions=131072,
+        default_positions=262144 if unified else 131072,
         default_heads=8,
         default_kv_heads=4,
         default_head_dim=256,
@@ -79,9 +84,8 @@ def read_text_config(reader: ConfigReader, architecture: str) -> Gemma4Config:
     return Gemma4Config(
         **llama_fields(reader, common, rope=rope, activation=ACTIVATION, default_intermediate=9216)
         | {"max_model_len": common["max_position_embeddings"]},
-        **_own_embedding(reader, common["vocab_size"]),
-        **_expert_fields(reader),
-        windows=by_layer(reader, kinds, reader.optional_integer("sliding_window", 512)),
+        **(PLAIN if unified else _own_embedding(reader, common["vocab_size"]) | _expert_fields(reader)),
+        windows=by_layer(reader, kinds, reader.optional_integer("sliding_window", 1024 if unified else 512)),
         kinds=tuple(kinds),
         local_rope=local_rope,
         full_head_dim=full_head_dim,
@@ -185,7 +189,7 @@ def _expert_fields(reader: ConfigReader) -> dict[str, Any]:
     if not reader.boolean("enable_moe_block", default=False):
         for name in names:
             reader.get(name, None)
-        return {"num_experts": 0, "num_experts_per_tok": 0, "moe_intermediate_size": 0}
+        return NO_EXPERTS
     count, per_token, size = (reader.integer(name) for name in names)
     if count > MAX_EXPERTS or per_token > count:
         raise reader.error(

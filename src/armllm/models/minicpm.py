@@ -52,7 +52,7 @@ class MiniCPMForCausalLM(GraniteForCausalLM):
         reader.only("sparse_config", None)
         bias = reader.boolean("attention_bias", default=False)
         common = reader.common("MiniCPMForCausalLM", default_eos=2, default_positions=2048, default_tied=True)
-        reader.only("mup_denominator", common["num_layers"])
+        reader.has("mup_denominator")  # of models that draft tokens for this one
         return GraniteConfig(
             **llama_fields(reader, common),
             **_factors(reader, common, defaults=(1.0, 1.0, 1)),

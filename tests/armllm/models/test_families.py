@@ -216,7 +216,6 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("Glm4MoeLiteForCausalLM", {"first_k_dense_replace": 2}, "first_k_dense_replace 2 is not supported"),
         ("MiniCPM3ForCausalLM", {"num_key_value_heads": 8}, "num_key_value_heads must be"),
         ("MiniCPMForCausalLM", {"num_experts": 8}, "num_experts 8 is not supported"),
-        ("MiniCPMForCausalLM", {"mup_denominator": 32}, "mup_denominator 32 is not supported, only 2"),
         ("MiniCPMForCausalLM", {"sparse_config": {"topk": 64}}, "sparse_config"),
         ("InternLM3ForCausalLM", {"bias": 1}, "bias must be true or false"),
         ("Olmo3ForCausalLM", {"sliding_window": None}, "there is no sliding_window"),
@@ -231,6 +230,12 @@ def test_what_a_family_cannot_honor_is_named(tmp_path, architecture, values, wor
     with pytest.raises(CheckpointError) as caught:
         read(tmp_path, architecture, **values)
     assert words in str(caught.value)
+
+
+def test_a_key_for_drafts_changes_nothing_of_minicpm(tmp_path):
+    """The model itself divides by the root of its layers, whatever the drafting model divides by."""
+    plain = read(tmp_path, "MiniCPMForCausalLM", scale_depth=1.4)
+    assert read(tmp_path, "MiniCPMForCausalLM", scale_depth=1.4, mup_denominator=32) == plain
 
 
 @pytest.mark.parametrize(
