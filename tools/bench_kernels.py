@@ -105,6 +105,24 @@ def product(dtype: torch.dtype, tokens: int) -> Iterator[Pair]:
     yield "linear by panels", lambda: kernels.linear(out, x, panels), lambda: torchs(x)
 
 
+def quantized(dtype: torch.dtype, tokens: int) -> Iterator[Pair]:
+    """Yield products with integers, beside torch's with a matrix of ``dtype`` and the same shape."""
+    x, weight = torch.randn(tokens, HIDDEN).to(dtype), torch.randn(FEED_FORWARD, HIDDEN).to(dtype)
+    out = torch.empty(tokens, FEED_FORWARD, dtype=dtype)
+    q = torch.randint(-8, 8, weight.shape, dtype=torch.int8)
+    for name, bits, groups, matmul in (
+        ("int8", 8, 1, kernels.matmul_w8a8),
+        ("int4 in groups of 128", 4, HIDDEN // 128, kernels.matmul_w4a8),
+        ("int4 in groups of 32", 4, HIDDEN // 32, kernels.matmul_w4a8),
+    ):
+        packed = kernels.pack_weight(q, torch.rand(FEED_FORWARD, groups) + 0.5, None, bits=bits)
+        yield (
+            f"product with {name}",
+            functools.partial(matmul, out, x, packed),
+            functools.partial(functional.linear, x, weight),
+        )
+
+
 def best_times(
     ours: Callable[[], object], theirs: Callable[[], object], seconds: float, clock: Callable[[], float]
 ) -> tuple[float, float]:
@@ -123,7 +141,11 @@ def best_times(
 def cases(dtype: torch.dtype) -> Iterator[Pair]:
     """Yield every case of a storage type."""
     for tokens in (1, 16, 512):
-        for name, ours, theirs in (*elementwise(dtype, tokens), *product(dtype, tokens)):
+        for name, ours, theirs in (
+            *elementwise(dtype, tokens),
+            *product(dtype, tokens),
+            *quantized(dtype, tokens),
+        ):
             yield f"{name}, {tokens} tokens", ours, theirs
     for queries, length in ((1, 512), (1, 4096), (512, 512), (2048, 2048)):
         yield from attention(dtype, queries, length)
