@@ -62,7 +62,7 @@ ARMLLM_INLINE void widen(const uint8_t* packed, int64_t elements, int8_t* to) {
 }
 
 // Adds the products of 64, or 32, elements of N blocks of rows by a panel. GCC 12 doesn't know that TILELOADD
-// reads memory.
+// reads memory, and takes a tile's number from the source's text, so it can't be a parameter.
 template <int N>
 ARMLLM_INLINE void add_deep(const int8_t* rows, int64_t stride, const int8_t* columns) {
   __asm__ volatile("" ::: "memory");
