@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.armbuild import wheels
 from tests.armbuild.audit import conftest as make
+from tests.armbuild.cli.calls import run
 from tests.armbuild.cli.test_detect import check
 
 from armbuild.cli import main
@@ -28,14 +29,8 @@ def wheel(tmp_path, monkeypatch):
     )
 
 
-def run(capsys, *arguments):
-    status = main(["audit", *arguments])
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
 def test_without_a_floor_instructions_are_reported_and_pass(capsys, wheel):
-    status, out, _ = run(capsys, wheel)
+    status, out, _ = run(capsys, "audit", wheel)
     assert status == 0
     assert "passed" in out
     assert "fast_dotprod" in out
@@ -44,10 +39,10 @@ def test_without_a_floor_instructions_are_reported_and_pass(capsys, wheel):
 
 
 def test_floor_makes_it_a_check(capsys, wheel):
-    assert run(capsys, wheel, "--floor", "armv8-a")[0] == 1
-    assert run(capsys, wheel, "--floor", "armv8.2-a+dotprod")[0] == 0
-    assert run(capsys, wheel, "--floor", "neoverse-n1")[0] == 0
-    assert run(capsys, wheel, "--floor", "armv8-a", "--guard", "*_dotprod=dotprod")[0] == 0
+    assert run(capsys, "audit", wheel, "--floor", "armv8-a")[0] == 1
+    assert run(capsys, "audit", wheel, "--floor", "armv8.2-a+dotprod")[0] == 0
+    assert run(capsys, "audit", wheel, "--floor", "neoverse-n1")[0] == 0
+    assert run(capsys, "audit", wheel, "--floor", "armv8-a", "--guard", "*_dotprod=dotprod")[0] == 0
 
 
 def test_a_wheel_for_another_machine_fails_unless_that_is_asked_for(capsys, tmp_path):
@@ -59,19 +54,19 @@ def test_a_wheel_for_another_machine_fails_unless_that_is_asked_for(capsys, tmp_
             tag="cp311-cp311-linux_x86_64",
         )
     )
-    status, out, _ = run(capsys, x86)
+    status, out, _ = run(capsys, "audit", x86)
     assert status == 1
     assert "linux_x86_64 is not for aarch64" in out
     assert "demo/x.cpython-311-x86_64-linux-gnu.so is for x86_64, not for aarch64 (--platform" in out
-    status, out, _ = run(capsys, x86, "--platform", "x86_64")
+    status, out, _ = run(capsys, "audit", x86, "--platform", "x86_64")
     assert "not for" not in out
-    status, _, err = run(capsys, x86, "--platform", "x68")
+    status, _, err = run(capsys, "audit", x86, "--platform", "x68")
     assert (status, "choose from" in err) == (2, True)
 
 
 def test_a_wheel_without_machine_code_is_for_every_platform(capsys, tmp_path):
     pure = str(make.make_wheel(tmp_path, {"demo/a.py": b""}, tag="py3-none-any"))
-    assert run(capsys, pure, "--platform", "x86_64")[0] == run(capsys, pure)[0] == 0
+    assert run(capsys, "audit", pure, "--platform", "x86_64")[0] == run(capsys, "audit", pure)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -85,8 +80,8 @@ def test_a_wheel_passes_on_the_platform_that_it_is_for_and_on_no_other(
     elf = make.make_elf([("f", ".text", [RET])], machine=number)
     name = f"demo/x.cpython-311-{triplet}-linux-gnu.so"
     path = str(make.make_wheel(tmp_path, {name: elf}, tag=f"cp311-cp311-linux_{machine}"))
-    assert run(capsys, path, "--platform", machine)[0] == 0
-    assert run(capsys, path)[0] == run(capsys, path, "--platform", "x86_64")[0] == 1
+    assert run(capsys, "audit", path, "--platform", machine)[0] == 0
+    assert run(capsys, "audit", path)[0] == run(capsys, "audit", path, "--platform", "x86_64")[0] == 1
 
 
 def test_a_static_library_for_another_machine_fails(capsys, tmp_path):
@@ -94,12 +89,12 @@ def test_a_static_library_for_another_machine_fails(capsys, tmp_path):
     x86 = make.make_elf([("f", ".text", [RET])], machine=62)
     library = {"demo/lib/libx.a": wheels.static_library(("x.o", x86))}
     path = str(make.make_wheel(tmp_path, extension | library, tag="cp311-cp311-linux_aarch64"))
-    status, out, _ = run(capsys, path)
+    status, out, _ = run(capsys, "audit", path)
     assert status == 1
     assert "demo/lib/libx.a(x.o): an object for x86_64 in a wheel for aarch64" in out
     library = {"demo/lib/libx.a": wheels.static_library(("x.o", next(iter(extension.values()))))}
     path = str(make.make_wheel(tmp_path, extension | library, tag="cp311-cp311-linux_aarch64"))
-    assert run(capsys, path)[0] == 0
+    assert run(capsys, "audit", path)[0] == 0
 
 
 class Terminal(io.StringIO):
@@ -133,14 +128,14 @@ def test_a_terminal_that_wants_it_shows_verdicts_in_color(monkeypatch, text, sho
 
 
 def test_json_keeps_its_schema(capsys, wheel):
-    status, out, _ = run(capsys, wheel, wheel, "--floor", "armv8-a", "--json")
+    status, out, _ = run(capsys, "audit", wheel, wheel, "--floor", "armv8-a", "--json")
     assert status == 1
     document = json.loads(out)
     check(document, SCHEMA)
     assert len(document["reports"]) == 2
     assert document["reports"][0]["offences"][0]["function"] == "fast_dotprod"
     assert "functions" not in document["reports"][0]["files"][0]
-    _, out, _ = run(capsys, wheel, "--json", "--indent", "2", "--verbose")
+    _, out, _ = run(capsys, "audit", wheel, "--json", "--indent", "2", "--verbose")
     assert out.startswith('{\n  "schema"')
     document = json.loads(out)
     check(document, SCHEMA)
@@ -148,7 +143,7 @@ def test_json_keeps_its_schema(capsys, wheel):
 
 
 def test_sarif_names_function_and_extension(capsys, wheel, tmp_path):
-    run(capsys, wheel, "--floor", "armv8-a", "--sarif", str(tmp_path / "out.sarif"))
+    run(capsys, "audit", wheel, "--floor", "armv8-a", "--sarif", str(tmp_path / "out.sarif"))
     log = json.loads((tmp_path / "out.sarif").read_text())
     assert log["version"] == "2.1.0"
     results = {result["ruleId"]: result for result in log["runs"][0]["results"]}
@@ -163,10 +158,10 @@ def test_sarif_names_function_and_extension(capsys, wheel, tmp_path):
 
 def test_guards_and_floor_come_from_pyproject(capsys, wheel, tmp_path):
     (tmp_path / "pyproject.toml").write_text('[tool.armbuild.audit]\nfloor = "armv8-a"\n')
-    assert run(capsys, wheel)[0] == 1
+    assert run(capsys, "audit", wheel)[0] == 1
     other = tmp_path / "other.toml"
     other.write_text('[tool.armbuild.audit]\nfloor = "armv8-a"\nguards = { "fast_*" = "dotprod" }\n')
-    assert run(capsys, wheel, "--config", str(other))[0] == 0
+    assert run(capsys, "audit", wheel, "--config", str(other))[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -180,7 +175,7 @@ def test_guards_and_floor_come_from_pyproject(capsys, wheel, tmp_path):
 )
 def test_bad_configuration_is_a_sentence(capsys, wheel, tmp_path, text):
     (tmp_path / "pyproject.toml").write_text(text)
-    status, _, err = run(capsys, wheel)
+    status, _, err = run(capsys, "audit", wheel)
     assert status == 2
     assert "pyproject.toml" in err
     assert "Traceback" not in err
@@ -202,7 +197,7 @@ def test_bad_configuration_is_a_sentence(capsys, wheel, tmp_path, text):
 )
 def test_wrong_use_is_a_sentence_and_status_2(capsys, tmp_path, monkeypatch, arguments, word):
     monkeypatch.chdir(tmp_path)
-    status, _, err = run(capsys, *arguments)
+    status, _, err = run(capsys, "audit", *arguments)
     assert status == 2
     assert word in err
     assert len(err.strip().splitlines()) <= 2
@@ -211,7 +206,7 @@ def test_wrong_use_is_a_sentence_and_status_2(capsys, tmp_path, monkeypatch, arg
 def test_broken_wheel_fails_with_status_1(capsys, tmp_path):
     path = tmp_path / "demo-1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
     path.write_bytes(b"junk")
-    status, out, _ = run(capsys, str(path), "--json")
+    status, out, _ = run(capsys, "audit", str(path), "--json")
     assert status == 1
     check(json.loads(out), SCHEMA)
 
@@ -240,7 +235,7 @@ def test_json_keeps_its_schema_for_every_kind_of_input(capsys, wheel, tmp_path):
         version="1.0+neoverse.n1",
     )
     paths = [wheel, str(elf), str(folder), str(empty), str(own)]
-    status, out, err = run(capsys, *paths, "--json")
+    status, out, err = run(capsys, "audit", *paths, "--json")
     document = json.loads(out)
     check(document, SCHEMA)
     assert status == 1
@@ -255,7 +250,7 @@ def test_json_keeps_its_schema_for_every_kind_of_input(capsys, wheel, tmp_path):
 
 
 def test_text_shows_the_disassembled_word(capsys, wheel):
-    _, out, _ = run(capsys, wheel)
+    _, out, _ = run(capsys, "audit", wheel)
     assert "4e829420  sdot v0.4s, v1.16b, v2.16b [dotprod]" in out
 
 
@@ -266,7 +261,7 @@ def test_text_is_wrapped_at_the_terminals_width_and_in_a_pipe_at_110_columns(
     if columns:
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
         monkeypatch.setenv("COLUMNS", str(columns))
-    _, out, _ = run(capsys, wheel)
+    _, out, _ = run(capsys, "audit", wheel)
     cores = [line for line in out.splitlines() if line.startswith(("  yes:", "  no:", "              "))]
     assert widest - 30 < max(map(len, cores)) <= widest
     assert all(len(line) <= widest for line in out.splitlines() if line.startswith("  ELF:") and "," in line)

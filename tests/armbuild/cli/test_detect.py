@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
+from tests.armbuild.cli.calls import run
 
 from armbuild.cli import main
 from armisa import target_names
@@ -64,21 +65,15 @@ def check(value, schema, where="$", root=None):
             check(item, rule, f"{where}.{name}", root)
 
 
-def run(capsys, *arguments):
-    status = main(["detect", *arguments])
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
 @pytest.mark.parametrize("target", [None, *target_names()])
 def test_json_keeps_its_schema(capsys, target):
-    status, out, _ = run(capsys, "--json", *(["--target", target] if target else []))
+    status, out, _ = run(capsys, "detect", "--json", *(["--target", target] if target else []))
     assert status == 0
     check(json.loads(out), SCHEMA)
 
 
 def test_text_explains_a_core(capsys):
-    status, out, _ = run(capsys, "--target", "graviton3")
+    status, out, _ = run(capsys, "detect", "--target", "graviton3")
     assert status == 0
     for part in (
         "Neoverse-V1",
@@ -94,8 +89,8 @@ def test_text_explains_a_core(capsys):
 
 
 def test_text_counts_ops_and_verbose_names_them(capsys):
-    _, short, _ = run(capsys, "--target", "neoverse-n1")
-    _, whole, _ = run(capsys, "--target", "neoverse-n1", "--verbose")
+    _, short, _ = run(capsys, "detect", "--target", "neoverse-n1")
+    _, whole, _ = run(capsys, "detect", "--target", "neoverse-n1", "--verbose")
     assert re.search(r"kernels:  neon +\d\d ops\n", short)
     assert "rms_norm_f32" not in short
     assert "rms_norm_f32" in whole
@@ -104,30 +99,30 @@ def test_text_counts_ops_and_verbose_names_them(capsys):
 
 
 def test_text_says_why_no_better_kernel_is_used(capsys):
-    _, out, _ = run(capsys, "--target", "neoverse-n1")
+    _, out, _ = run(capsys, "detect", "--target", "neoverse-n1")
     assert "better: bf16 needs bf16" in out
 
 
 def test_this_machine_in_text(capsys):
-    status, out, _ = run(capsys)
+    status, out, _ = run(capsys, "detect")
     assert status == 0
     assert "threads:" in out
 
 
 def test_list_names_what_target_takes(capsys):
-    _, out, _ = run(capsys, "--list")
+    _, out, _ = run(capsys, "detect", "--list")
     assert out.split() == list(target_names())
 
 
 def test_captured_file_and_standard_input(capsys, tmp_path, monkeypatch):
     file = tmp_path / "cpuinfo"
     file.write_text(PI4)
-    status, out, _ = run(capsys, "--cpuinfo", str(file), "--hwcap", "0x87", "--json")
+    status, out, _ = run(capsys, "detect", "--cpuinfo", str(file), "--hwcap", "0x87", "--json")
     assert status == 0
     assert json.loads(out)["cores"][0]["name"] == "Cortex-A72"
     check(json.loads(out), SCHEMA)
     monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(PI4.encode())))
-    status, out, _ = run(capsys, "--cpuinfo", "-", "--flags", "gcc")
+    status, out, _ = run(capsys, "detect", "--cpuinfo", "-", "--flags", "gcc")
     assert (status, out) == (0, "-march=armv8-a+crc -mtune=cortex-a72\n")
 
 
@@ -145,7 +140,7 @@ def test_captured_file_and_standard_input(capsys, tmp_path, monkeypatch):
     ],
 )
 def test_wrong_use_is_a_sentence_and_status_2(capsys, arguments, word):
-    status, out, err = run(capsys, *arguments)
+    status, out, err = run(capsys, "detect", *arguments)
     assert status == 2
     assert out == ""
     assert word in err
@@ -156,7 +151,7 @@ def test_wrong_use_is_a_sentence_and_status_2(capsys, arguments, word):
 def test_wrong_hexadecimal_number_is_named(capsys, tmp_path):
     file = tmp_path / "cpuinfo"
     file.write_text(PI4)
-    status, _, err = run(capsys, "--cpuinfo", str(file), "--hwcap", "zz")
+    status, _, err = run(capsys, "detect", "--cpuinfo", str(file), "--hwcap", "zz")
     assert status == 2
     assert "'zz'" in err
 
@@ -164,7 +159,7 @@ def test_wrong_hexadecimal_number_is_named(capsys, tmp_path):
 def test_binary_file_is_refused(capsys, tmp_path):
     file = tmp_path / "cpuinfo"
     file.write_bytes(bytes(range(256)) * 10)
-    status, _, err = run(capsys, "--cpuinfo", str(file))
+    status, _, err = run(capsys, "detect", "--cpuinfo", str(file))
     assert status == 2
     assert "binary" in err
 
@@ -173,7 +168,7 @@ def test_binary_file_is_refused(capsys, tmp_path):
     "target", ["cortex-a53", "neoverse-v1", "neoverse-v2", "a64fx", "ampereone", "apple-m4", "max"]
 )
 def test_zig_accepts_the_flags(capsys, tmp_path, target):
-    _, out, _ = run(capsys, "--target", target, "--flags", "zig")
+    _, out, _ = run(capsys, "detect", "--target", target, "--flags", "zig")
     source = tmp_path / "empty.c"
     source.write_text("int x;\n")
     command = [

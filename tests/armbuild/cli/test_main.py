@@ -7,6 +7,7 @@ import types
 
 import pytest
 from tests.armbuild import wheels
+from tests.armbuild.cli.calls import run
 
 import armbuild
 from armbuild import __main__, cli
@@ -18,12 +19,6 @@ from armbuild.host import cache as caching
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
-
-
-def run(capsys, *arguments):
-    status = main([str(argument) for argument in arguments])
-    said = capsys.readouterr()
-    return status, said.out, said.err
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "99", "100", "200"])

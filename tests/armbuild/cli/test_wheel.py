@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from tests.armbuild import wheels
+from tests.armbuild.cli.calls import run
 from tests.armbuild.image import small
 from tests.armbuild.wheel.test_fetch import index, sdist, sha
 
 from armbuild import cli
-from armbuild.cli import main
 from armbuild.errors import MissingError
 from armbuild.host import cache, pythons
 
@@ -26,12 +26,6 @@ PROJECTS = ROOT / "tests/armbuild/projects"
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
-
-
-def run(capsys, *arguments):
-    status = main([str(argument) for argument in arguments])
-    said = capsys.readouterr()
-    return status, said.out, said.err
 
 
 def test_a_name_that_is_no_folder_but_on_the_index_is_announced(capsys, tmp_path, monkeypatch):
