@@ -3,7 +3,7 @@
 //   kLayout        of the packed weight (armllm/layouts.h)
 //   kRowChunk      elements of a row of activations that lie together, row after row of a tile
 //   kRowsOfPair    rows that must come together: 1, or 2, where a row of zeros makes up an odd number
-//   kPanelsOfRow   how many panels at most a tile of a single row meets at a time
+//   kPanelsOfRow   how many panels at most a tile of a single row, or of a few, meets at a time
 //   kBlockFeatures features that a tile of several rows takes at a time where its activations would fill the
 //                  first-level cache, a multiple of the longest group; 0: it always takes all of them
 //   matmul_tile_rows(bits, grouped)  the most rows of a tile, at most kMaxTileRows
@@ -42,13 +42,27 @@ struct Product {
   int64_t first_row;
   bool grouped, single;         // groups of group_size; one row in all
   bool decoded;                 // weights of 4 bits from a `Decoder`, as 8 bits are packed
-  int64_t panels, panel_bytes;  // panels follow each other; more than one only with a single row
+  int64_t panels, panel_bytes;  // panels follow each other; more than one only with `panels_beside` rows
   int64_t scale_stride;         // floats from a panel's scales to those of the next
   float* out;                   // [panels, rows, columns]: a row's scale is still missing
   // The features to take now, from the first to before the last, and where a panel's sums wait for the next.
   int64_t begin = 0, end = 0;
   float* waiting = nullptr;
 };
+
+#if !defined(ARMLLM_PANELS_BESIDE)  // which says that the target brings its own
+// How many panels at most a tile that has all `rows` meets at a time.
+constexpr ARMLLM_INLINE int64_t panels_beside(int64_t rows) { return rows == 1 ? kPanelsOfRow : 1; }
+#endif
+
+// The rows of a tile's results, of all its panels together, at most.
+constexpr int64_t result_rows() {
+  int64_t most = kPanelsOfRow * kRowsOfPair;
+  for (int64_t rows = 2; rows <= kMaxTileRows; ++rows) {
+    if (rows * panels_beside(rows) > most) most = rows * panels_beside(rows);
+  }
+  return most;
+}
 
 // Where a panel's scales are, given those of the first.
 ARMLLM_INLINE const float* of_panel(const float* first, const Product& p, int64_t panel) {
@@ -212,10 +226,8 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
   const Activations x = Activations::at(a.activations, s, a.rows);
   const Tiling tiling = Tiling::of<bits>(s, a.rows);
   const int64_t size = panel_bytes<bits>(s), groups = weight_groups(s), features = padded_features(s);
-  const int64_t together = a.rows == 1 ? kPanelsOfRow : 1;
-  alignas(64) float
-      result[(kMaxTileRows > kPanelsOfRow * kRowsOfPair ? kMaxTileRows : kPanelsOfRow * kRowsOfPair) *
-             kColumnsOfPanel<bits>];
+  const int64_t together = panels_beside(a.rows);
+  alignas(64) float result[result_rows() * kColumnsOfPanel<bits>];
   alignas(64) float waiting[kBlockFeatures == 0 ? 1 : kPanelsBeside * kMaxTileRows * kColumnsOfPanel<bits>];
   float* const wide = static_cast<float*>(a.scratch);
   const int64_t together_floats =

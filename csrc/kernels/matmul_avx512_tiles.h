@@ -86,24 +86,26 @@ ARMLLM_INLINE void tile_of(const Product& p) {
     _mm512_storeu_ps(p.out + i * 16, out[i / rows][i % rows]);
 }
 
-template <int bits>
-ARMLLM_INLINE void row_tile(const Product& p) {
-  if (p.panels == kPanelsOfRow) return tile_of<bits, 1, kPanelsOfRow>(p);
+// As many panels as there are.
+template <int bits, int rows>
+ARMLLM_INLINE void panels_tile(const Product& p) {
+  constexpr int kPanels = static_cast<int>(panels_beside(rows));
+  if (p.panels == kPanels) return tile_of<bits, rows, kPanels>(p);
   Product one = p;
   for (int64_t j = 0; j < p.panels; ++j) {
-    tile_of<bits, 1>(one);
+    tile_of<bits, rows>(one);
     one.weights += p.panel_bytes;
     one.scales = of_panel(one.scales, p, 1);
-    one.out += 16;
+    one.out += rows * 16;
   }
 }
 
-template <int bits, int most, int rows = 2>
+template <int bits, int most, int rows = 1>
 ARMLLM_INLINE void rows_tile(const Product& p) {
   if constexpr (rows == most) {
-    tile_of<bits, rows>(p);
+    panels_tile<bits, rows>(p);
   } else {
-    if (p.rows == rows) return tile_of<bits, rows>(p);
+    if (p.rows == rows) return panels_tile<bits, rows>(p);
     rows_tile<bits, most, rows + 1>(p);
   }
 }
@@ -111,10 +113,6 @@ ARMLLM_INLINE void rows_tile(const Product& p) {
 // A tile of at most `most` rows.
 template <int bits, int most>
 ARMLLM_INLINE void vnni_tile(const Product& p) {
-  if (p.rows == 1) {
-    row_tile<bits>(p);
-  } else {
-    rows_tile<bits, most>(p);
-  }
+  rows_tile<bits, most>(p);
   add_zero_points<bits>(p, 1.0f);
 }
