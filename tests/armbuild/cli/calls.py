@@ -6,5 +6,5 @@ from armbuild.cli import main
 def run(capsys, *arguments):
     """The status, and what was written to the output and to the error output."""
     status = main([str(argument) for argument in arguments])
-    said = capsys.readouterr()
-    return status, said.out, said.err
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
