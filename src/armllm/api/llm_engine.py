@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -26,7 +25,7 @@ from armllm.engine.processor import Processor
 from armllm.engine.prompts import as_prompt
 from armllm.engine.ranks import check_processes
 from armllm.engine.reporting import report
-from armllm.engine.sampler import sample
+from armllm.engine.sampler import greatest, sample
 from armllm.engine.scheduler import Scheduler
 from armllm.engine.states import StateSlots
 from armllm.engine.stats import EngineStats, Stopwatch
@@ -36,7 +35,6 @@ from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -244,7 +242,7 @@ class LLMEngine(WithReasons):
             sequence.num_scheduled_tokens = 0
         sampling = [sequence for sequence in ready if sequence.pooler is None]
         if sampling:
-            with self._stopwatch.of("sample"), self._threads(logits, sampling):
+            with self._stopwatch.of("sample"):
                 self._sample(logits, sampling)
             if several:
                 self._decode_on(sampling)
@@ -270,7 +268,7 @@ class LLMEngine(WithReasons):
             for one in sequences:
                 one.num_computed_tokens += 1
                 one.num_scheduled_tokens = 0
-            with self._stopwatch.of("sample"), self._threads(logits, sequences):
+            with self._stopwatch.of("sample"):
                 self._sample(logits, sequences)
 
     def _compute(self) -> tuple[list[Sequence], Tensor]:
@@ -294,35 +292,37 @@ class LLMEngine(WithReasons):
             self.runner.copy_states(self.blocks.states.take_copies())
         return scheduled
 
-    def _threads(self, logits: Tensor, sequences: list[Sequence]) -> AbstractContextManager[None]:
-        """Torch's threads for samples of these logits; greedy ones need none of it."""
-        if all(one.params.greedy and one.params.logprobs is None for one in sequences):
-            return contextlib.nullcontext()
-        return torch_threads(few=self.runner.own_products, elements=logits.numel())
-
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> None:
         """Choose and append a token per row."""
+        raw: dict[int, Tensor] = {}
+        if all([sequence.takes_greatest for sequence in sequences]):  # noqa: C419 - small models feel it
+            token_ids, found = greatest(self.runner.numbers(logits))
+        else:
+            with torch_threads(few=self.runner.own_products, elements=logits.numel()):
+                raw = logprobs.raw_logprobs(logits, [sequence.params for sequence in sequences])
+                token_ids, found = self._draw(logits, sequences)
+        for row, (sequence, token_id, logit) in enumerate(zip(sequences, token_ids, found, strict=True)):
+            if not sequence.finished:  # it, or another one of its request, may have failed
+                with self._alone(sequence):
+                    self._take(sequence, token_id, logit, raw.get(row))
+
+    def _draw(self, logits: Tensor, sequences: list[Sequence]) -> tuple[list[int], list[float]]:
+        """What `sample` returns, after each request has changed its row."""
         params = [sequence.params for sequence in sequences]
-        raw = logprobs.raw_logprobs(logits, params)
         for row, sequence in enumerate(sequences):
             if sequence.rules is not None:
                 with self._alone(sequence):
                     adjust(logits[row].numpy(), sequence, sequence.rules)
         uniforms = [0.0 if sequence.params.greedy else sequence.random.random() for sequence in sequences]
         try:
-            numbers = self.runner.numbers(logits)
-            samples = list(zip(*sample(logits, params, uniforms, numbers), strict=True))
+            return sample(logits, params, uniforms, self.runner.numbers(logits))
         except Exception:  # noqa: BLE001 - of one row: what each row gets does not depend on the others
-            samples = [(0, math.nan)] * len(sequences)
+            token_ids, found = [0] * len(sequences), [math.nan] * len(sequences)
             for row, sequence in enumerate(sequences):
                 with self._alone(sequence):
                     one = slice(row, row + 1)
-                    ((token_id,), (logit,)) = sample(logits[one], params[one], uniforms[one])
-                    samples[row] = token_id, logit
-        for row, (sequence, (token_id, logit)) in enumerate(zip(sequences, samples, strict=True)):
-            if not sequence.finished:  # it, or another one of its request, may have failed
-                with self._alone(sequence):
-                    self._take(sequence, token_id, logit, raw.get(row))
+                    token_ids[one], found[one] = sample(logits[one], params[one], uniforms[one])
+            return token_ids, found
 
     def _take(self, sequence: Sequence, token_id: int, logit: float, raw: Tensor | None) -> None:
         """Append what was sampled; ``raw`` are the log-probabilities where the request wants them."""

@@ -91,6 +91,11 @@ class Sequence:
     num_silent_tokens: int = 0  # at the end, an end token that is not part of the text
     num_reported_tokens: int = 0
     num_reported_characters: int = 0
+    takes_greatest: bool = dataclasses.field(init=False)  # of its logits as they are, and shows no other
+
+    def __post_init__(self) -> None:
+        """Decide what no step changes."""
+        self.takes_greatest = self.params.greedy and self.params.logprobs is None and self.rules is None
 
     @property
     def num_tokens(self) -> int:

@@ -118,7 +118,6 @@ class Graph:
         self._held: dict[str, npt.NDArray[Any]] = {}  # the inputs of the last step
         self._views: dict[str, memoryview] = {}  # of the same in one dimension
         self._logits = torch.empty(0, self.vocab_size)  # of the last step
-        self._numbers = self._logits.numpy()
 
     def _compile(self, model: Any) -> Any:
         try:
@@ -187,10 +186,6 @@ class Graph:
                     view[row] += 1
         return self._infer()
 
-    def numbers(self, logits: Tensor) -> npt.NDArray[np.float32]:
-        """Logits for numpy; those of the last step are ready, as torch takes a tenth of a ms for it."""
-        return self._numbers if logits is self._logits else logits.numpy()
-
     def _infer(self) -> Tensor:
         self._step.infer(share_outputs=True)  # else they are copied
         return self._logits
@@ -199,8 +194,7 @@ class Graph:
         """Say where the logits of so many rows go: to ask for that in every step takes a tenth of a ms."""
         tensor = openvino.Tensor(openvino.Type.f32, openvino.Shape([num_rows, 1, self.vocab_size]))
         self._step.set_tensor("logits", tensor)
-        self._numbers = tensor.data.reshape(-1, self.vocab_size)
-        self._logits = torch.from_numpy(self._numbers)
+        self._logits = torch.from_numpy(tensor.data.reshape(-1, self.vocab_size))
 
     def _put(self, name: str, value: npt.NDArray[Any]) -> None:
         """Give the next step an input; in the memory of the last step's where the shape is the same."""

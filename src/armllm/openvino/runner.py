@@ -30,8 +30,6 @@ from armllm.progress import progress
 if TYPE_CHECKING:
     from collections.abc import Sequence as Sequences
 
-    import numpy.typing as npt
-
     from armllm.engine.config import EngineConfig
     from armllm.engine.placement import Placement
     from armllm.engine.runner import StepInput
@@ -145,10 +143,6 @@ class OpenVINORunner(Runner):
 
     def copy_states(self, copies: Sequences[tuple[int | None, int]]) -> None:
         """A graph keeps no states: there is nothing to copy."""
-
-    def numbers(self, logits: Tensor) -> npt.NDArray[np.float32]:
-        """As `Runner`'s."""
-        return self._graph.numbers(logits)
 
     def _run_recorded(self, sequences: Sequences[Sequence]) -> Tensor | None:
         """The logits of a step in which nobody looks at other states."""

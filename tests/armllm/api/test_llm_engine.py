@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from armllm import LLM, PoolingParams, SamplingParams, StructuredOutputsParams
 from armllm.api import llm_engine
@@ -174,3 +175,25 @@ def test_decodes_that_go_on_in_one_call_give_the_same(make_checkpoint, monkeypat
     ]
     assert sum(calls) > 20
     other.llm_engine.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"logprobs": 1}, {"logit_bias": {7: 0.0}}, {"temperature": 1.0, "seed": 3}]
+)
+def test_greedy_rows_are_the_same_alone_and_beside_others(llm, changed):
+    """A step of greedy rows alone has a shorter way to its tokens."""
+    greedy = {"temperature": 0}
+    (alone,) = outputs(llm, greedy)
+    beside, other = outputs(llm, greedy, greedy | changed)
+    assert tokens(beside) == tokens(alone)
+    if "seed" not in changed:
+        assert tokens(other) == tokens(alone)
+
+
+def test_logits_of_another_tensor_have_numbers_of_their_own(llm):
+    runner = llm.llm_engine.runner
+    first, second = torch.zeros(1, 3), torch.ones(1, 3)
+    assert runner.numbers(first).tolist() == [[0.0] * 3]
+    assert runner.numbers(second).tolist() == [[1.0] * 3]
+    second[0, 1] = 5.0  # as the next step does, in the same memory
+    assert runner.numbers(second).tolist() == [[1.0, 5.0, 1.0]]

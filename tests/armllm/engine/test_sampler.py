@@ -135,3 +135,12 @@ def test_a_row_does_not_depend_on_its_company():
         order = rng.sample(range(rows), size)
         together = sample(logits[order], [params[row] for row in order], [uniforms[row] for row in order])
         assert together == [alone[row] for row in order]
+
+
+def test_the_greatest_of_each_row_and_nan_before_any():
+    numbers = torch.tensor([[0.0, 3.0, 2.0], [1.0, math.nan, 9.0], [-math.inf] * 3]).numpy()
+    token_ids, logits = sampler.greatest(numbers)
+    assert token_ids == [1, 1, 0]
+    assert logits[0] == 3.0
+    assert math.isnan(logits[1])
+    assert logits[2] == -math.inf
