@@ -137,7 +137,7 @@ class Runner(abc.ABC):
         if self.max_model_len > self.model_config.max_model_len:
             raise RequestError(
                 f"max_model_len {self.max_model_len} is above {self.model_config.max_model_len}, to which"
-                " max_position_embeddings (and its rope scaling) in config.json limit it"
+                " max_position_embeddings, its rope scaling or sparse_config in config.json limit it"
             )
         if wanted is None and config.num_gpu_blocks_override is not None:
             self.max_model_len = min(self.max_model_len, config.num_gpu_blocks_override * config.block_size)

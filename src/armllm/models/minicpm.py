@@ -1,6 +1,6 @@
 """MiniCPM (Hu et al. 2024): Granite's decoder, whose factors follow from depth and width.
 
-MiniCPM 3 has latent attention.
+MiniCPM 3 has latent attention. MiniCPM 4 (arXiv:2506.07900) leaves out keys of long texts, which are refused.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from armllm.checkpoint.config import LARGEST_INTEGER, ConfigReader
 from armllm.models.granite import GraniteConfig, GraniteDecoderLayer, GraniteForCausalLM
 from armllm.models.latent import Defaults, LatentAttention, LatentConfig, read_latent
 from armllm.models.llama import LlamaForCausalLM, llama_fields
@@ -18,8 +19,6 @@ from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from armllm.checkpoint.config import ConfigReader
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,13 +48,14 @@ class MiniCPMForCausalLM(GraniteForCausalLM):
     def read_config(reader: ConfigReader) -> GraniteConfig:
         """MiniCPM's config.json."""
         reader.only("num_experts", 0)
-        reader.only("sparse_config", None)
         bias = reader.boolean("attention_bias", default=False)
         common = reader.common("MiniCPMForCausalLM", default_eos=2, default_positions=2048, default_tied=True)
         reader.has("mup_denominator")  # of models that draft tokens for this one
+        fields = llama_fields(reader, common)
+        fields["max_model_len"] = min(fields["max_model_len"], _longest_dense(reader))
         return GraniteConfig(
-            **llama_fields(reader, common),
-            **_factors(reader, common, defaults=(1.0, 1.0, 1)),
+            **fields,
+            **_factors(reader, fields, defaults=(1.0, 1.0, 1)),
             attention_multiplier=common["head_dim"] ** -0.5,
             windows=same_everywhere(reader, common["num_layers"], None),
             qkv_bias=bias,
@@ -94,6 +94,20 @@ class MiniCPM3ForCausalLM(MiniCPMForCausalLM):
             attention_multiplier=fields["attention_scale"],
             mlp_bias=reader.boolean("mlp_bias", default=False),
         )
+
+
+def _longest_dense(reader: ConfigReader) -> int:
+    """Tokens up to which each sees all before it, in spite of sparse_config.
+
+    From dense_len tokens on, the class that its authors publish lets InfLLM v2 choose blocks of keys
+    (arXiv:2509.24663).
+    """
+    if reader.get("sparse_config", None) is None:
+        return LARGEST_INTEGER
+    dense_len = reader.section("sparse_config").integer("dense_len", 8192)
+    if dense_len == 1:
+        raise reader.error("sparse_config.dense_len 1 leaves no text that is dense")
+    return dense_len - 1
 
 
 def _factors(

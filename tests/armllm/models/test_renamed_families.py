@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,10 @@ from tests.armllm.models.reference import Spy, check_logits, random_prompts, sav
 from tests.armllm.models.rope_configs import head_dim_of
 
 from armllm import LLM
+from armllm.errors import RequestError
 
+# config.json as it is published, sizes cut down, by the model's name
+PUBLISHED = json.loads(Path(__file__).with_name("renamed_configs.json").read_text())
 INTERNLM2 = {
     "self_attn.o_proj": "attention.wo",
     "mlp.gate_proj": "feed_forward.w1",
@@ -103,15 +107,64 @@ def config_of(architecture, seed):
     return config
 
 
+def published_config(published):
+    """The same for a published one."""
+    config = dict(published)
+    if "num_layers" in config:
+        config["num_hidden_layers"] = config.pop("num_layers")
+        config["hidden_act"] = config.pop("activation_function")
+        config["rms_norm_eps"] = config.pop("layer_norm_epsilon")
+    factors = {}
+    if "scale_emb" in config:
+        factors = {
+            "embedding_multiplier": config.pop("scale_emb"),
+            "residual_multiplier": config.pop("scale_depth") * config["num_hidden_layers"] ** -0.5,
+            "logits_scaling": config["hidden_size"] / config.pop("dim_model_base"),
+            "attention_multiplier": head_dim_of(config) ** -0.5,
+        }
+        config.setdefault("tie_word_embeddings", True)
+    biases = {"attention_bias": config.pop("bias", False), "mlp_bias": False}
+    return config | biases | factors | {"model_type": "granite" if factors else "llama"}
+
+
+def save_renamed(folder, architecture, config, published=None):
+    """The model of ``config`` as the family stores it; the model in transformers."""
+    model = save_reference(folder, config, 0)
+    tensors, values = FAMILIES[architecture][1](load_file(folder / "model.safetensors"), config)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    values |= {"architectures": [architecture], "model_type": "other"}
+    (folder / "config.json").write_text(json.dumps(published or values))
+    return model
+
+
+def check_model(folder, model, config, seed):
+    llm = Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True, max_num_batched_tokens=50))
+    check_logits(llm, model, random_prompts((1, 62), seed), 6, config)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_logits_are_those_of_the_model_it_is_made_of(tmp_path, architecture, seed):
     config = config_of(architecture, seed)
-    model = save_reference(tmp_path, config, seed)
-    tensors, values = FAMILIES[architecture][1](load_file(tmp_path / "model.safetensors"), config)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(
-        json.dumps(values | {"architectures": [architecture], "model_type": "other"})
-    )
-    llm = Spy(LLM(tmp_path, dtype="float32", skip_tokenizer_init=True, max_num_batched_tokens=50))
-    check_logits(llm, model, random_prompts((1, 62), seed), 6, config)
+    check_model(tmp_path, save_renamed(tmp_path, architecture, config), config, seed)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_is_published_loads(tmp_path, name):
+    """Catches a key of a published file that is refused, or taken for something else."""
+    published = PUBLISHED[name]
+    config = published_config(published)
+    model = save_renamed(tmp_path, published["architectures"][0], config, published)
+    check_model(tmp_path, model, config, 0)
+
+
+def test_minicpm_4_is_dense_up_to_its_dense_len(tmp_path):
+    """Catches a text for which its authors' class would leave out keys."""
+    published = PUBLISHED["MiniCPM4.1-8B"]
+    save_renamed(tmp_path, "MiniCPMForCausalLM", published_config(published), published)
+    options = {"dtype": "float32", "skip_tokenizer_init": True}
+    assert LLM(tmp_path, **options).llm_engine.runner.max_model_len == 71
+    with pytest.raises(RequestError, match=r"72 is above 71, .* or sparse_config"):
+        LLM(tmp_path, max_model_len=72, **options)
+    dense = LLM(tmp_path, hf_overrides={"sparse_config": None}, **options)
+    assert dense.llm_engine.runner.max_model_len == 128
