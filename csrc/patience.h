@@ -41,8 +41,17 @@ class Patience {
     return lost_lately_ * std::min(2 * threads, kParts) > awake_lately_;
   }
 
+  // Spins for a while, and returns whether a team of `threads` would have been slower with this thread.
+  bool would_be_crowded(int threads) {
+    asleep_ = awake_lately_ = lost_lately_ = 0;
+    since_ = nanoseconds(CLOCK_MONOTONIC);
+    used_ = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
+    spin_until([] { return false; }, since_ + kTrial);
+    return is_crowded(threads);
+  }
+
  private:
-  static constexpr int64_t kShort = 20000, kLong = 300000, kWindow = 5000000;
+  static constexpr int64_t kShort = 20000, kLong = 300000, kWindow = 5000000, kTrial = 10000000;
 
   template <class Done>
   static bool spin_until(const Done& done, int64_t until) {
@@ -80,7 +89,7 @@ class Patience {
     asleep_ = 0;
   }
 
-  static constexpr int kParts = 8, kLately = 4;
+  static constexpr int kParts = 8, kLately = 32;
   int64_t since_ = 0, used_ = 0, asleep_ = 0;
   int64_t awake_lately_ = 0, lost_lately_ = 0;  // of some windows, the older the less
   bool has_core_ = true;

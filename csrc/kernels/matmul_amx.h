@@ -9,13 +9,10 @@
 #endif
 #include "kernels/amx_tiles.h"
 
-inline constexpr int64_t kRowChunk = 64, kRowsOfPair = 1, kPanelsOfRow = 4, kMaxTileRows = 4 * kBlock;
+inline constexpr int64_t kRowChunk = 64, kRowsOfPair = 1, kPanelsOfRow = 4, kPanelsOfFew = 2,
+                         kMaxTileRows = 4 * kBlock;
 inline constexpr int64_t kBlockFeatures = 512;  // of 64 rows, 32 KiB
 inline constexpr const WeightLayout& kLayout = kColumns16x4;
-#define ARMLLM_PANELS_BESIDE
-constexpr ARMLLM_INLINE int64_t panels_beside(int64_t rows) {
-  return rows <= 6 ? kPanelsOfRow : rows <= 12 ? 2 : 1;  // memory answers several streams sooner than one
-}
 constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }
 
 inline constexpr int64_t kDeep = kRowChunk, kHalf = kWeightStep;  // elements of a tile's rows

@@ -7,13 +7,10 @@
 #endif
 #include "simd/primitives.h"
 
-inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 4, kMaxTileRows = 12;
+inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 4, kPanelsOfFew = 2,
+                         kMaxTileRows = 12;
 inline constexpr int64_t kBlockFeatures = 0;
 inline constexpr const WeightLayout& kLayout = kColumns16x4;
-#define ARMLLM_PANELS_BESIDE
-constexpr ARMLLM_INLINE int64_t panels_beside(int64_t rows) {
-  return rows <= 6 ? kPanelsOfRow : rows <= 12 ? 2 : 1;  // memory answers several streams sooner than one
-}
 constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }
 
 #include "kernels/matmul.h"

@@ -168,12 +168,17 @@ def _limit(kind: int, most: int, *, for_good: bool = False) -> None:
 
 
 def _leave_others_the_cores() -> None:
-    """Take a low priority, also among sessions: Linux gives each the same by default (autogroup)."""
+    """Take a low priority, also among sessions."""
     with suppress(PermissionError):  # it leads a process group
         os.setsid()
     os.nice(LOWEST_PRIORITY)
+    give_session_the_priority()
+
+
+def give_session_the_priority() -> None:
+    """Let this process's session have its priority: Linux gives each the same by default (autogroup)."""
     with suppress(OSError):  # not every kernel has it
-        Path("/proc/self/autogroup").write_text(str(LOWEST_PRIORITY), encoding="ascii")
+        Path("/proc/self/autogroup").write_text(str(os.nice(0)), encoding="ascii")
 
 
 def memory() -> tuple[int, int]:

@@ -19,6 +19,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from armllm.errors import ArmllmError, EngineError
+from armllm.helper_process import give_session_the_priority
 from armllm.inputs import PicturePrompt
 from armllm.outputs import RequestOutput
 from armllm.progress import progress
@@ -153,6 +154,7 @@ def main(descriptor: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    give_session_the_priority()  # of `nice armllm serve`
     connection = socket.socket(fileno=descriptor)
     try:
         model, options, adapters, progress.visible = receive(connection)

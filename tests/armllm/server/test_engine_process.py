@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,19 @@ def test_outputs_and_embeddings_are_those_of_an_engine_in_this_process(process, 
 def test_the_engine_has_a_session_and_so_a_share_of_the_cores(process):
     """Linux gives each session the same share: else twenty busy clients of this machine leave a tenth."""
     assert os.getsid(process._process.pid) == process._process.pid != os.getsid(0)
+
+
+def test_the_session_of_the_engine_has_the_priority_that_the_server_was_started_with(folder, monkeypatch):
+    """Else `nice armllm serve` changes nothing beside other sessions."""
+    monkeypatch.setattr(engine_process, "COMMAND", ["nice", "-n", "7", *engine_process.COMMAND])
+    process = EngineProcess(str(folder), dtype="float32")
+    try:
+        autogroup = Path(f"/proc/{process._process.pid}/autogroup")
+        if not autogroup.exists():
+            pytest.skip("this kernel shares the cores without regard to sessions")
+        assert autogroup.read_text().split()[1:] == ["nice", str(os.nice(0) + 7)]
+    finally:
+        process.shutdown()
 
 
 def test_errors_have_their_types_and_words(process, in_loop, folder):
