@@ -92,26 +92,26 @@ def test_kernels_that_follow_each_other_are_one_call(tmp_path, monkeypatch):
 
 def test_a_token_takes_few_regions_and_updates(tmp_path):
     """Five a layer, and the head's if it is ours. Catches an op that leaves the region of its neighbor."""
-    layers, threads, counts = 3, torch.get_num_threads(), []
+    layers, counts = 3, []
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": layers}
     save_reference(tmp_path, BASE | sizes, 0)
-    torch.set_num_threads(4)
+    llm = LLM(tmp_path, dtype="float32", quantization="int8", skip_tokenizer_init=True)
+    runner = llm.llm_engine.runner
+    run = runner.run
+
+    def counted(sequences, alone):
+        extension.count_threads(True)
+        logits = run(sequences, alone)
+        counts.append(extension.thread_counts())
+        extension.count_threads(False)
+        return logits
+
+    runner.run = counted
+    kernels.set_num_threads(4)  # on a machine with one core, too
     try:
-        llm = LLM(tmp_path, dtype="float32", quantization="int8", skip_tokenizer_init=True)
-        runner = llm.llm_engine.runner
-        run = runner.run
-
-        def counted(sequences, alone):
-            extension.count_threads(True)
-            logits = run(sequences, alone)
-            counts.append(extension.thread_counts())
-            extension.count_threads(False)
-            return logits
-
-        runner.run = counted
         llm.generate(random_prompts((200,), 0), SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
     finally:
-        torch.set_num_threads(threads)
+        kernels.set_num_threads(0)
     assert runner.decode.recordings
     regions, _, updates = counts[-1]
     assert regions == 5 * layers + runner.own_products, counts
