@@ -69,6 +69,31 @@ library = ctypes.CDLL(fixture_rust.__file__)
 library.hashed.restype = library.sealed.restype = ctypes.c_uint64
 print(f"{library.hashed():016x} {library.sealed():016x}")
 """
+ZSTD = (
+    "zstd-sys", "aho-corasick", "bindgen", "bitflags", "cexpr", "cfg-if", "clang-sys", "either", "glob",
+    "itertools", "libc", "libloading", "log", "memchr", "minimal-lexical", "nom", "pkg-config",
+    "prettyplease", "proc-macro2", "quote", "regex", "regex-automata", "regex-syntax", "rustc-hash", "shlex",
+    "syn", "unicode-ident",
+)  # fmt: skip
+"""Debian's zstd-sys links the target's libzstd, and bindgen reads the target's zstd.h."""
+USES_ZSTD = """
+#[no_mangle]
+pub unsafe extern "C" fn packed_and_back(text: *const c_void, length: usize, back: *mut c_void) -> usize {
+    let mut packed = vec![0u8; zstd_sys::ZSTD_compressBound(length)];
+    let place = packed.as_mut_ptr().cast();
+    let size = zstd_sys::ZSTD_compress(place, packed.len(), text, length, 19);
+    assert_eq!(zstd_sys::ZSTD_decompress(back, length, place, size), length);
+    size
+}
+"""
+ASKS_ZSTD = """
+import ctypes, fixture_rust
+library, text = ctypes.CDLL(fixture_rust.__file__), b"zstandard" * 1000
+library.packed_and_back.restype = ctypes.c_size_t
+back = ctypes.create_string_buffer(len(text))
+size = library.packed_and_back(text, ctypes.c_size_t(len(text)), back)
+print(0 < size < 100, back.raw == text)
+"""
 VENDORED = """
 [source.crates-io]
 replace-with = "debian"
@@ -167,6 +192,26 @@ def test_rings_c_and_assembly_compute_on_the_target(tmp_path):
     result = built(project, tmp_path, "--cpu=neoverse-n1", f"--command=python {tmp_path / 'use.py'}")
     (run,) = result["smoke"]["results"]
     assert run["said"] == "ba7816bf8f01cfea 0388dace60b6a392", "SHA-256 of abc, AES-128-GCM of zeros"
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+def test_bindgen_reads_the_targets_headers_and_zstd_gives_back_what_it_packed(tmp_path):
+    """Catches bindgen without libclang, and headers of this machine, which may have no zstd.h."""
+    project = shutil.copytree(PROJECT, tmp_path / "project", ignore=shutil.ignore_patterns("Cargo.lock"))
+    with_crates(project, ZSTD, tmp_path / "root", suite="trixie")
+    with (project / "Cargo.toml").open("a") as file:
+        file.write('zstd-sys = "2"\n')
+    with (project / "src/lib.rs").open("a") as file:
+        file.write(USES_ZSTD)
+    (tmp_path / "use.py").write_text(ASKS_ZSTD)
+    result = built(
+        project, tmp_path, "--cpu=neoverse-n1", "--with=libzstd-dev", "--build-requires=libclang",
+        f"--command=python {tmp_path / 'use.py'}",
+    )  # fmt: skip
+    (run,) = result["smoke"]["results"]
+    assert (run["said"], result["audit"]["ok"]) == ("True True", True)
 
 
 @pytest.mark.slow

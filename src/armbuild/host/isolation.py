@@ -47,6 +47,7 @@ HOST_ONLY = (
     "LIBRARY_PATH",
 )
 """Variables of the caller's shell that would leak another environment into the build."""
+LIBCLANG = "LIBCLANG_PATH"
 INDEXES = (
     "UV_DEFAULT_INDEX",
     "UV_EXCLUDE_NEWER",
@@ -84,8 +85,12 @@ class BuildEnvironment:
         return {canonicalize_name(name): version for name, version in listed.items()}
 
     def make_extra_environ(self) -> Mapping[str, str]:
-        """Return what puts its programs first."""
-        return {"PATH": os.pathsep.join((str(self.folder / "bin"), os.environ.get("PATH", os.defpath)))}
+        """Return what puts its programs first, and where bindgen finds its libclang, if it has one."""
+        variables = {"PATH": os.pathsep.join((str(self.folder / "bin"), os.environ.get("PATH", os.defpath)))}
+        library = next(self.folder.glob("lib/python3*/site-packages/clang/native/libclang.so"), None)
+        if library and LIBCLANG not in os.environ:
+            variables[LIBCLANG] = str(library.parent)
+        return variables
 
 
 def environment(

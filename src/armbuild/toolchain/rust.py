@@ -96,6 +96,7 @@ for made in "${{CARGO_TARGET_DIR:-/nowhere}}"/{target}/*/*.so; do
 done
 """
 CRATES = "crates"
+BINDGEN = "BINDGEN_EXTRA_CLANG_ARGS"
 RETRY = "CARGO_NET_RETRY"
 RECORD = "ARMBUILD_CRATES"
 """The variable that names the file where the wrapper writes which crates were compiled, and for what."""
@@ -213,6 +214,21 @@ def _states_retries(path: Path) -> bool:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
         return False  # cargo says what is wrong with it
     return isinstance(net, dict) and "retry" in net
+
+
+def bindgen(compiler: Path, variables: Iterable[str]) -> dict[str, str]:
+    """Return where bindgen's libclang finds headers: where the cross ``compiler`` does.
+
+    Nothing where ``variables`` say it. https://rust-lang.github.io/rust-bindgen/requirements.html
+    """
+    if any(name.startswith(BINDGEN) for name in variables):
+        return {}
+    ask = f"{shlex.quote(str(compiler))} -E -v -x c /dev/null 2>&1"
+    answer = process.succeeds(["sh", "-c", ask], cwd=Path("/"), env={**os.environ, "LC_ALL": "C"})
+    found = (answer or "").partition("search starts here:\n ")[2].partition("\nEnd of")[0]
+    folders = [str(Path("/", line.strip())) for line in found.splitlines()]
+    arguments = ["-nostdinc", *(word for folder in folders for word in ("-isystem", folder))]
+    return {f"{BINDGEN}_{TARGET.replace('-', '_')}": shlex.join(arguments)} if folders else {}
 
 
 def target_features(flags: Iterable[str]) -> list[str]:

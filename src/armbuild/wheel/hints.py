@@ -121,6 +121,10 @@ KNOWN = (
         r"\bswig: not found|command 'swig' failed: No such file|Could NOT find SWIG",
         "the build runs SWIG: --build-requires swig",
     ),
+    (
+        r"Unable to find libclang|couldn't find any valid shared libraries matching: \['libclang",
+        "a crate runs bindgen, which loads libclang: --build-requires libclang",
+    ),
     (TOO_OLD.pattern, OLD),
     (r"requires target feature '|instruction requires: \w", BEYOND),
     (

@@ -24,6 +24,18 @@ def test_the_running_environment_is_its_own_folder(here):
     assert here.python_executable.startswith(sys.prefix)
 
 
+def test_bindgen_finds_the_package_libclang_where_a_project_requires_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("LIBCLANG_PATH", raising=False)
+    environment = BuildEnvironment(tmp_path)
+    assert set(environment.make_extra_environ()) == {"PATH"}
+    native = tmp_path / "lib/python3.11/site-packages/clang/native"
+    native.mkdir(parents=True)
+    (native / "libclang.so").touch()
+    assert environment.make_extra_environ()["LIBCLANG_PATH"] == str(native)
+    monkeypatch.setenv("LIBCLANG_PATH", "/own")
+    assert set(environment.make_extra_environ()) == {"PATH"}, "the variable stays as it is"
+
+
 def test_a_lock_that_lacks_a_requirement_is_refused(here, tmp_path):
     lock = tmp_path / "build.lock"
     lock.touch()

@@ -60,6 +60,7 @@ from armbuild.wheel import hints
             "`cargo vendor` in the unpacked sdist",
         ),
         ("error: no matching package named `pyo3` found\nlocation searched: crates.io index", "cargo vendor"),
+        ("thread 'main' panicked at bindgen:\nUnable to find libclang: \"x\"", "--build-requires libclang"),
         ("swig: not found\nerror: command '/x/swig' failed with exit code 127", "--build-requires swig"),
         ("error: command 'swig' failed: No such file or directory", "--build-requires swig"),
         ("CMake Error: Could NOT find SWIG (missing: SWIG_EXECUTABLE)", "--build-requires swig"),

@@ -203,10 +203,11 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
             prefix_map=prefix_map(plan, folder),
         )
         environment["PATH"] += f"{os.pathsep}{answers}"
+        stated = {*os.environ, *dict(plan.variables)}
+        environment |= rust.bindgen(tools.bin / "cc", stated)
         if plan.settings.sandbox:
             environment["CARGO_NET_OFFLINE"] = "true"
         else:
-            stated = {*os.environ, *dict(plan.variables)}
             environment |= rust.retries(rust.home(), plan.project.folder, stated)
     else:
         environment["PATH"] += f"{os.pathsep}{rust.ask(folder / ASKED_FOR_RUST)}"
