@@ -12,7 +12,6 @@ from armllm.server import logprobs
 from armllm.server.conversation import Conversation, prepare
 from armllm.server.errors import ApiError
 from armllm.server.events import CallStart, Event, Parser, Reasoning, Text
-from armllm.server.generation import generate
 from armllm.server.http import DONE, data, event_stream, long_json_response, read_body, unless_disconnected
 from armllm.server.protocol.chat import (
     AssistantMessage,
@@ -108,14 +107,7 @@ class Run:
 
     def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Start the engine on the prompt."""
-        conversation = self.conversation
-        return generate(
-            conversation.service,
-            self.id,
-            [conversation.prompt],
-            conversation.params,
-            priority=self.body.priority,
-        )
+        return self.conversation.outputs(self.id, self.body.priority)
 
     async def completion(self) -> ChatCompletion:
         """Everything at once."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from armllm.sampling_params import StructuredOutputsParams
 from armllm.server.errors import ApiError
 from armllm.server.events import Parser, PlainParser
+from armllm.server.generation import generate
 from armllm.server.protocol.chat import ChatRequest, Message, NamedTool, TemplateOptions, Tool
 from armllm.server.reasoning import REASONING_PARSERS
 from armllm.server.tools import TOOL_PARSERS
@@ -18,6 +19,9 @@ from armllm.server.tools.calls import ListParser, NamedParser
 from armllm.server.tools.harmony import STOP_TOKENS
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from armllm.outputs import RequestOutput
     from armllm.sampling_params import SamplingParams
     from armllm.server.service import Prompt, Service
 
@@ -39,6 +43,12 @@ class Conversation:
     forced: str | None
     names: frozenset[str]
     service: Service
+
+    def outputs(
+        self, request_id: str, priority: int | None
+    ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Start the engine on the prompt."""
+        return generate(self.service, request_id, [self.prompt], self.params, priority=priority)
 
     def parser(self) -> Parser:
         """Reads one answer from its beginning."""

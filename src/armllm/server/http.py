@@ -34,6 +34,18 @@ LONG_ITEM = 2000  # bytes of JSON, which take some 10 us to write
 BYTES_PER_TURN = 64 << 10  # of one stream before the others of the event loop have their turn
 
 
+async def read_all(request: Request, take: Callable[[int], None]) -> bytes:
+    """The request's body; ApiError if the client goes, or if ``take`` does not take so many more bytes."""
+    pieces = []
+    try:
+        async for piece in request.stream():
+            take(len(piece))
+            pieces.append(piece)
+    except ClientDisconnect:
+        raise ApiError("the client went away", status=499) from None
+    return b"".join(pieces)
+
+
 async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
     """The request's JSON body, checked; ApiError or pydantic's ValidationError says what is wrong."""
     limits: Limits = request.app.state.service.limits
@@ -58,15 +70,7 @@ async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
     if not length.isdecimal() or len(length) > 18 or int(length) > limits.body_bytes:
         raise limits.too_large()
     with limits.reservation() as take:
-        pieces = []
-        try:
-            async for piece in request.stream():
-                take(len(piece))
-                pieces.append(piece)
-        except ClientDisconnect:
-            raise ApiError("the client went away", status=499) from None
-        document = b"".join(pieces)
-        del pieces
+        document = await read_all(request, take)
         if len(document) < HEAVY_BYTES:
             body = _parse(limits, document, model)
         else:

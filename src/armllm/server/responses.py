@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from armllm.server.conversation import Conversation, prepare
-from armllm.server.generation import generate
 from armllm.server.http import event_stream, json_response, named_event, read_body, unless_disconnected
 from armllm.server.protocol.responses import ResponseObject, ResponsesRequest, ResponsesUsage
 from armllm.server.response_items import Items
@@ -57,14 +56,7 @@ class Run:
 
     def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Start the engine on the prompt."""
-        conversation = self.conversation
-        return generate(
-            conversation.service,
-            self.id,
-            [conversation.prompt],
-            conversation.params,
-            priority=self.body.priority,
-        )
+        return self.conversation.outputs(self.id, self.body.priority)
 
     async def response(self) -> ResponseObject:
         """Everything at once."""

@@ -8,11 +8,11 @@ import re
 import uuid
 from typing import TYPE_CHECKING
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from armllm.server.errors import ApiError
-from armllm.server.http import DONE, data, named_event, unless_disconnected
+from armllm.server.http import DONE, data, named_event, read_all, unless_disconnected
 from armllm.server.limits import HEAVY_BYTES
 from armllm.server.router.prefixes import Prompt, read_prompt
 from armllm.server.router.replica import Load
@@ -63,15 +63,7 @@ class Forwarder:
     async def forward(self, request: Request) -> Response:
         """The answer of a replica; ApiError if there is none."""
         with self._limits.reservation() as take:
-            pieces = []
-            try:
-                async for piece in request.stream():
-                    take(len(piece))
-                    pieces.append(piece)
-            except ClientDisconnect:
-                raise ApiError("the client went away", status=499) from None
-            body = b"".join(pieces)
-            del pieces
+            body = await read_all(request, take)
             prompt = await self._limits.offload.if_slow(
                 len(body) >= HEAVY_BYTES,
                 lambda: read_prompt(request.url.path, body) if body else Prompt(),
