@@ -4,8 +4,8 @@
 //   kRowChunk      elements of a row of activations that lie together, row after row of a tile
 //   kRowsOfPair    rows that must come together: 1, or 2, where a row of zeros makes up an odd number
 //   kPanelsOfRow   how many panels a tile of a single row meets at a time
-//   kPanelsOfFew   how many panels a tile of up to kFewRows rows meets. Where it is not 1, half of these
-//                  rows meet twice as many
+//   kFewRows       up to how many rows memory, not computing, is the limit: their tiles meet two panels at a
+//                  time, and up to half as many rows four. 1: none meets more than one
 //   kBlockFeatures features that a tile of several rows takes at a time where its activations would fill the
 //                  first-level cache, a multiple of the longest group; 0: it always takes all of them
 //   matmul_tile_rows(bits, grouped)  the most rows of a tile, at most kMaxTileRows
@@ -55,8 +55,8 @@ struct Product {
 // How many panels at most a tile that has all `rows` meets at a time: memory answers several streams sooner.
 constexpr ARMLLM_INLINE int64_t panels_beside(int64_t rows) {
   if (rows == 1) return kPanelsOfRow;
-  if (kPanelsOfFew == 1 || rows > kFewRows) return 1;
-  return rows > kFewRows / 2 ? kPanelsOfFew : 2 * kPanelsOfFew;
+  if (kFewRows == 1 || rows > kFewRows) return 1;
+  return rows > kFewRows / 2 ? 2 : 4;
 }
 
 // The rows of a tile's results, of all its panels together, at most.

@@ -5,7 +5,7 @@
 
 #ifndef ARMLLM_INLINE  // opened alone: what matmul_smull.h brings
 #include "simd/primitives.h"
-inline constexpr int64_t kRowChunk = 8, kRowsOfPair = 1, kPanelsOfRow = 1, kPanelsOfFew = 1, kMaxTileRows = 4;
+inline constexpr int64_t kRowChunk = 8, kRowsOfPair = 1, kPanelsOfRow = 1, kFewRows = 1, kMaxTileRows = 4;
 inline constexpr int64_t kBlockFeatures = 0;
 inline constexpr const WeightLayout& kLayout = kColumns4x8;
 constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }
@@ -70,7 +70,6 @@ struct Activations {
 };
 
 // Where chunks are longer than a step, few rows have short ones, for other instructions.
-inline constexpr int64_t kFewRows = 12;
 constexpr ARMLLM_INLINE bool are_few(int64_t rows) { return kRowChunk > kStep && rows <= kFewRows; }
 
 // Where a tile's rows have their elements from k on: the first row, and how far behind it the next one.

@@ -9,7 +9,7 @@
 #endif
 #include "kernels/amx_tiles.h"
 
-inline constexpr int64_t kRowChunk = 64, kRowsOfPair = 1, kPanelsOfRow = 4, kPanelsOfFew = 2,
+inline constexpr int64_t kRowChunk = 64, kRowsOfPair = 1, kPanelsOfRow = 4, kFewRows = 8,
                          kMaxTileRows = 4 * kBlock;
 inline constexpr int64_t kBlockFeatures = 512;  // of 64 rows, 32 KiB
 inline constexpr const WeightLayout& kLayout = kColumns16x4;
@@ -130,26 +130,52 @@ ARMLLM_INLINE void clear_sums() {
   if constexpr (N > 3) _tile_zero(3);
 }
 
-// Adds the elements from `k` to before `end`. packed: whether weights have 4 bits, else 8.
+// What one pair of tiles takes of the elements from `k` to before `end`.
+ARMLLM_INLINE int64_t elements_at(int64_t k, int64_t end) {
+  return k % kDeep == 0 && end - k >= kDeep ? kDeep : kHalf;
+}
+
+// Elements of a panel in the order that they are asked for, as 8 bits. packed: whether they have 4. Those are
+// widened one turn ahead: a tile that is loaded right after its stores waits for them.
+template <bool packed>
+class Columns {
+ public:
+  explicit ARMLLM_MEMBER Columns(const Product& p) : p_(p) {
+    if constexpr (packed) widen(p.weights + p.begin * 8, elements_at(p.begin, end_of(p.begin)), widened_[0]);
+  }
+  // The `elements` from k on. The next call asks for what is behind them.
+  ARMLLM_MEMBER const int8_t* at(int64_t k, int64_t elements) {
+    const uint8_t* const w = p_.weights + k * (packed ? 8 : 16);
+    for (int64_t i = 0; i < (packed ? 512 : 1024); i += 64) _mm_prefetch(w + 2048 + i, _MM_HINT_T0);
+    if constexpr (!packed) return reinterpret_cast<const int8_t*>(w);
+    const int8_t* const now = widened_[turn_];
+    turn_ = 1 - turn_;
+    const int64_t next = k + elements;
+    __asm__ volatile("" ::: "memory");  // the tiles of the elements before are loaded
+    if (next < p_.end) widen(p_.weights + next * 8, elements_at(next, end_of(next)), widened_[turn_]);
+    return now;
+  }
+
+ private:
+  ARMLLM_MEMBER int64_t end_of(int64_t k) const {
+    return p_.grouped ? (k / p_.group + 1) * p_.group : p_.end;
+  }
+  const Product& p_;
+  int turn_ = 0;
+  alignas(64) int8_t widened_[packed ? 2 : 1][packed ? kDeep * 16 : 1];
+};
+
+// Adds the elements from `k` to before `end`.
 template <bool packed, int N>
-ARMLLM_INLINE void add_elements(const Product& p, int64_t k, int64_t end) {
-  alignas(64) int8_t widened[kDeep * 16];
+ARMLLM_INLINE void add_elements(const Product& p, Columns<packed>& columns, int64_t k, int64_t end) {
   while (k < end) {
     const Place place = place_of(k, p.rows, p.features);
-    const int64_t elements = k % kDeep == 0 && end - k >= kDeep ? kDeep : kHalf;
-    const uint8_t* w = p.weights + k * (packed ? 8 : 16);
-    const int8_t* columns = reinterpret_cast<const int8_t*>(w);
-    if constexpr (packed) {
-      __asm__ volatile("" ::: "memory");  // the tiles of the elements before are loaded
-      widen(w, elements, widened);
-      columns = widened;
-    } else {
-      for (int64_t i = 0; i < 1024; i += 64) _mm_prefetch(w + 2048 + i, _MM_HINT_T0);
-    }
+    const int64_t elements = elements_at(k, end);
+    const int8_t* const now = columns.at(k, elements);
     if (elements == kDeep) {
-      add_deep<N>(p.q + place.first, place.stride, columns);
+      add_deep<N>(p.q + place.first, place.stride, now);
     } else {
-      add_half<N>(p.q + place.first, place.stride, columns);
+      add_half<N>(p.q + place.first, place.stride, now);
     }
     k += elements;
   }
@@ -170,13 +196,14 @@ ARMLLM_INLINE void scale_sums(int64_t rows, const int32_t* sums, const float* sc
 template <bool packed, int N>
 ARMLLM_INLINE void multiply_blocks(const Product& p) {
   alignas(64) int32_t sums[N * kBlock * 16];
+  Columns<packed> columns(p);
   if (!p.grouped) {
     if (p.begin == 0) {
       clear_sums<N>();
     } else {
       load_sums<N>(p.waiting);
     }
-    add_elements<packed, N>(p, p.begin, p.end);
+    add_elements<packed, N>(p, columns, p.begin, p.end);
     if (p.end < p.features) return store_sums<N>(p.waiting);
     store_sums<N>(sums);
     return scale_sums(p.rows, sums, p.scales, nullptr, p.out);
@@ -185,7 +212,7 @@ ARMLLM_INLINE void multiply_blocks(const Product& p) {
   float* const out = p.end < p.features ? p.waiting : p.out;
   for (int64_t k = p.begin; k < p.end; k += p.group) {
     clear_sums<N>();
-    add_elements<packed, N>(p, k, k + p.group);
+    add_elements<packed, N>(p, columns, k, k + p.group);
     store_sums<N>(sums);
     scale_sums(p.rows, sums, p.scales + k / p.group * 16, before, out);
     before = out;

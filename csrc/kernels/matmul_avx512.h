@@ -7,8 +7,7 @@
 #endif
 #include "simd/primitives.h"
 
-inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 4, kPanelsOfFew = 2,
-                         kMaxTileRows = 12;
+inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 4, kFewRows = 12, kMaxTileRows = 12;
 inline constexpr int64_t kBlockFeatures = 0;
 inline constexpr const WeightLayout& kLayout = kColumns16x4;
 constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }

@@ -7,13 +7,14 @@
 #ifndef ARMLLM_INLINE  // opened alone: what matmul_avx512.h brings
 #define ARMLLM_SECTION "armllm.avx512_vnni"
 #include "simd/primitives.h"
-inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 4, kPanelsOfFew = 2,
-                         kMaxTileRows = 12;
+inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 4, kFewRows = 12, kMaxTileRows = 12;
 inline constexpr int64_t kBlockFeatures = 0;
 inline constexpr const WeightLayout& kLayout = kColumns16x4;
 constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }
 #include "kernels/matmul.h"
 #endif
+
+inline constexpr int64_t kAhead = 1024;  // bytes; the hardware's own prefetching ends with a page
 
 // What weights get, so that they have no sign.
 template <int bits>
@@ -61,7 +62,9 @@ ARMLLM_INLINE void tile_of(const Product& p) {
       const int8_t* x = p.q + place.first;
       ARMLLM_UNROLL for (int i = 0; i < 4; i += kVectors) {  // four elements at a time
         ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
-          const __m512i bytes = _mm512_loadu_si512(w + j * p.panel_bytes + 64 * (i / kVectors));
+          const uint8_t* const line = w + j * p.panel_bytes + 64 * (i / kVectors);
+          _mm_prefetch(line + kAhead, _MM_HINT_T0);
+          const __m512i bytes = _mm512_loadu_si512(line);
           __m512i weights[2];
           if constexpr (bits == 4) {  // (bytes ^ 8) & 15, of either half
             weights[0] = _mm512_ternarylogic_epi32(bytes, more, nibble, 0x28);

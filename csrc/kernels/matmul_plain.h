@@ -8,8 +8,7 @@
 #endif
 #include "simd/primitives.h"
 
-inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 1, kPanelsOfFew = 1,
-                         kMaxTileRows = 4;
+inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 1, kFewRows = 1, kMaxTileRows = 4;
 inline constexpr int64_t kBlockFeatures = 0;
 inline constexpr const WeightLayout& kLayout = kColumns16;
 constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }

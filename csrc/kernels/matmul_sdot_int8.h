@@ -8,7 +8,7 @@
 #endif
 #include "simd/primitives.h"
 
-inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 4, kPanelsOfFew = 1;
+inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 4, kFewRows = 1;
 inline constexpr int64_t kBlockFeatures = 0;
 inline constexpr int64_t kMaxTileRows = 16;
 inline constexpr const WeightLayout& kLayout = kColumnPairs4x4;

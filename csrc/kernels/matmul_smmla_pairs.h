@@ -13,7 +13,7 @@
 #endif
 #include "simd/primitives.h"
 
-inline constexpr int64_t kRowChunk = 8, kRowsOfPair = 2, kPanelsOfRow = 4, kPanelsOfFew = 1;
+inline constexpr int64_t kRowChunk = 8, kRowsOfPair = 2, kPanelsOfRow = 4, kFewRows = 1;
 inline constexpr int64_t kBlockFeatures = 2048;
 inline constexpr int64_t kMaxTileRows = 16;
 inline constexpr const WeightLayout& kLayout = kColumnPairs4x8;

@@ -12,7 +12,7 @@
 #include "simd/primitives.h"
 #include "simd/eight.h"
 
-inline constexpr int64_t kRowChunk = 4, kRowsOfPair = 1, kPanelsOfRow = 8, kPanelsOfFew = 1, kMaxTileRows = 8;
+inline constexpr int64_t kRowChunk = 4, kRowsOfPair = 1, kPanelsOfRow = 8, kFewRows = 1, kMaxTileRows = 8;
 inline constexpr int64_t kBlockFeatures = 0;
 inline constexpr const WeightLayout& kLayout = kColumns16x4;
 constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }
