@@ -11,8 +11,9 @@ import multiprocessing
 import os
 import random
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from armllm.helper_process import give_session_the_priority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,18 +145,12 @@ class Hostile:
     sent: Any  # connections
 
 
-def take_priority(nice: int) -> None:
-    """Make this process so much nicer, also beside other sessions: Linux gives each the same (autogroup)."""
-    os.setsid()
-    os.nice(nice)
-    with contextlib.suppress(OSError):  # not every kernel has it
-        Path("/proc/self/autogroup").write_text(str(nice), encoding="ascii")
-
-
 def attack(port: int, kind: str, address: str, hostile: Hostile) -> None:
     """One request after the other, or connections on which data comes without end."""
     if hostile.nice:
-        take_priority(hostile.nice)
+        os.setsid()  # else the nice value counts only beside others of this session
+        os.nice(hostile.nice)
+        give_session_the_priority()
     make = VALID.get(kind) or functools.cache(BODIES.get(kind, bytes))
     path = PATH_OF.get(kind.split(" ", maxsplit=1)[0], "/v1/completions")
     while not hostile.stop.is_set():

@@ -121,6 +121,16 @@ def with_crates(project, names, root, suite="bookworm"):
     write(project, {".cargo/config.toml": VENDORED})
 
 
+def using(folder, crates, dependencies, code, suite="trixie"):
+    """A copy of the project, in this folder, with crates of Debian's and code that uses them."""
+    project = shutil.copytree(PROJECT, folder / "project", ignore=shutil.ignore_patterns("Cargo.lock"))
+    with_crates(project, crates, folder / "root", suite)
+    for name, more in (("Cargo.toml", f"{dependencies}\n"), ("src/lib.rs", code)):
+        with (project / name).open("a") as file:
+            file.write(more)
+    return project
+
+
 @pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.emulated
@@ -162,13 +172,9 @@ def test_a_hook_that_calls_cargo_unannounced_makes_an_audited_wheel(tmp_path, ba
 @pytest.mark.network
 @pytest.mark.emulated
 def test_c_inside_rust_is_compiled_and_linked_for_the_target(tmp_path):
-    project = shutil.copytree(PROJECT, tmp_path / "project", ignore=shutil.ignore_patterns("Cargo.lock"))
-    with_crates(project, CRATES, tmp_path / "root")
+    dependencies = 'openssl-sys = "0.9"\n\n[build-dependencies]\ncc = "1"'
+    project = using(tmp_path, CRATES, dependencies, USES_C, suite="bookworm")
     write(project, WITH_C)
-    with (project / "Cargo.toml").open("a") as file:
-        file.write('openssl-sys = "0.9"\n\n[build-dependencies]\ncc = "1"\n')
-    with (project / "src/lib.rs").open("a") as file:
-        file.write(USES_C)
     use = "import ctypes, fixture_rust as f; print(hex(ctypes.CDLL(f.__file__).version_and_one() >> 28))"
     command = f'--command=python -c "{use}"'
     result = built(project, tmp_path, "--cpu=neoverse-n1", "--with=libssl-dev", command)
@@ -182,12 +188,7 @@ def test_c_inside_rust_is_compiled_and_linked_for_the_target(tmp_path):
 @pytest.mark.network
 @pytest.mark.emulated
 def test_rings_c_and_assembly_compute_on_the_target(tmp_path):
-    project = shutil.copytree(PROJECT, tmp_path / "project", ignore=shutil.ignore_patterns("Cargo.lock"))
-    with_crates(project, RING, tmp_path / "root", suite="trixie")
-    with (project / "Cargo.toml").open("a") as file:
-        file.write('ring = "0.17"\n')
-    with (project / "src/lib.rs").open("a") as file:
-        file.write(USES_RING)
+    project = using(tmp_path, RING, 'ring = "0.17"', USES_RING)
     (tmp_path / "use.py").write_text(ASKS_RING)
     result = built(project, tmp_path, "--cpu=neoverse-n1", f"--command=python {tmp_path / 'use.py'}")
     (run,) = result["smoke"]["results"]
@@ -199,12 +200,7 @@ def test_rings_c_and_assembly_compute_on_the_target(tmp_path):
 @pytest.mark.emulated
 def test_bindgen_reads_the_targets_headers_and_zstd_gives_back_what_it_packed(tmp_path):
     """Catches bindgen without libclang, and headers of this machine, which may have no zstd.h."""
-    project = shutil.copytree(PROJECT, tmp_path / "project", ignore=shutil.ignore_patterns("Cargo.lock"))
-    with_crates(project, ZSTD, tmp_path / "root", suite="trixie")
-    with (project / "Cargo.toml").open("a") as file:
-        file.write('zstd-sys = "2"\n')
-    with (project / "src/lib.rs").open("a") as file:
-        file.write(USES_ZSTD)
+    project = using(tmp_path, ZSTD, 'zstd-sys = "2"', USES_ZSTD)
     (tmp_path / "use.py").write_text(ASKS_ZSTD)
     result = built(
         project, tmp_path, "--cpu=neoverse-n1", "--with=libzstd-dev", "--build-requires=libclang",

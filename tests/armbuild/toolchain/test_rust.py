@@ -107,10 +107,10 @@ def test_cargo_repeats_a_download_once_unless_its_settings_say_otherwise(tmp_pat
 
 
 def test_bindgen_searches_headers_where_the_cross_compiler_does(tmp_path):
-    said = "#include <...> search starts here:\\n /zig lib/include\\n root/include\\nEnd of search list.\\n"
+    said = "#include <...> search starts here:\\n /zig lib/include\\n target/include\\nEnd of search list.\\n"
     program(tmp_path / "cc", f"#!/bin/sh\nprintf '{said}' >&2\n")
     name = "BINDGEN_EXTRA_CLANG_ARGS_aarch64_unknown_linux_gnu"
-    arguments = "-nostdinc -isystem '/zig lib/include' -isystem /root/include"
+    arguments = "-nostdinc -isystem '/zig lib/include' -isystem /target/include"
     assert rust.bindgen(tmp_path / "cc", {"PATH"}) == {name: arguments}
     assert rust.bindgen(tmp_path / "cc", {"BINDGEN_EXTRA_CLANG_ARGS"}) == {}, "the variable stays as it is"
 
