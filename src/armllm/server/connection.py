@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from asyncio.sslproto import SSLProtocol
 from typing import TYPE_CHECKING, Any
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from armllm.server.arrivals import Arrival
 
 if TYPE_CHECKING:
     import asyncio
@@ -301,11 +298,13 @@ class LimitedTLS(SSLProtocol):
         self._limited.leave()
 
 
-def protocol(limits: Limits, context: ssl.SSLContext | None = None) -> Callable[..., Arrival]:
+def protocol(
+    limits: Limits, context: ssl.SSLContext | None = None
+) -> Callable[..., LimitedProtocol | LimitedTLS]:
     """What makes a connection's protocol of the options that uvicorn gives; ``context``: over TLS."""
 
     def make(**options: Any) -> LimitedProtocol | LimitedTLS:
         inner = LimitedProtocol(limits, **options)
         return inner if context is None else LimitedTLS(inner, context)
 
-    return lambda **options: Arrival(limits, functools.partial(make, **options))
+    return make

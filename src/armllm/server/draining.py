@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from armllm.server.arrivals import ArrivalsServer
 from armllm.server.connection import protocol
 from armllm.server.logs import log_config
 from armllm.server.refusals import RefusalGuard
@@ -52,18 +53,23 @@ def configured(
         lifespan="off",
         server_header=False,
         ws="none",
-        loop="asyncio",  # uvloop is a little faster, but does not accept through `ListeningSocket`
+        loop="asyncio",
         http=protocol(limits, tls),  # type: ignore[arg-type]
     )
 
 
-class DrainingServer(uvicorn.Server, abc.ABC):
+class DrainingServer(ArrivalsServer, abc.ABC):
     """Drains at the first of ``signals``, calls ``stop_now`` at the second, ends when it has `failed`."""
 
     def __init__(
-        self, config: uvicorn.Config, *, signals: tuple[signal.Signals, ...], stop_now: Callable[[], Any]
+        self,
+        config: uvicorn.Config,
+        limits: Limits,
+        *,
+        signals: tuple[signal.Signals, ...],
+        stop_now: Callable[[], Any],
     ) -> None:
-        super().__init__(config)
+        super().__init__(config, limits)
         self.signals = signals
         self.stop_now = stop_now
 
@@ -132,7 +138,7 @@ class EngineServer(DrainingServer):
     def __init__(
         self, config: uvicorn.Config, service: Service, engine: EngineProcess, address: str, **options: Any
     ) -> None:
-        super().__init__(config, **options)
+        super().__init__(config, service.limits, **options)
         self.service = service
         self.engine = engine
         self.address = address

@@ -11,7 +11,6 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from armllm.errors import RequestError
-from armllm.server.arrivals import ListeningSocket
 from armllm.utils.gc_utils import freeze_gc_heap
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def serve(
 def _run(
     service: Service,
     engine: EngineProcess,
-    sock: ListeningSocket,
+    sock: socket.socket,
     address: str,
     *,
     log_level: str,
@@ -82,7 +81,6 @@ def _run(
         log_level=log_level,
         access_log=access_log,
     )
-    sock.on_left = service.limits.refusals.delay
     server = EngineServer(config, service, engine, address, signals=SIGNALS, stop_now=stop_now)
     freeze_gc_heap()
     server.run(sockets=[sock])
@@ -108,10 +106,10 @@ def allow_many_connections() -> None:
 
 
 @contextlib.contextmanager
-def bound(host: str, port: int, uds: str | None) -> Iterator[ListeningSocket]:
+def bound(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
     """A socket that has its address but doesn't listen yet."""
     if uds is not None:
-        with ListeningSocket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             try:
                 sock.bind(uds)
             except OSError as error:
@@ -129,7 +127,7 @@ def bound(host: str, port: int, uds: str | None) -> Iterator[ListeningSocket]:
     except OSError as error:
         raise RequestError(f"--host {host}: {error.strerror or error}") from None
     family, kind, protocol, _, address = found[0]
-    with ListeningSocket(family, kind, protocol) as sock:
+    with socket.socket(family, kind, protocol) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind(address)

@@ -20,7 +20,7 @@ import pytest
 import uvicorn
 
 from armllm import AsyncLLM
-from armllm.server import connection
+from armllm.server import arrivals, connection
 from armllm.server.app import create_app
 from armllm.server.service import ServerOptions, Service
 from armllm.smoke.passages import MODEL
@@ -56,7 +56,7 @@ class Served:
             ws="none",
             loop="asyncio",
         )
-        self.server = uvicorn.Server(config)
+        self.server = arrivals.ArrivalsServer(config, self.service.limits)
         # asyncio sends small pieces at once only if the protocol is named
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self.socket.bind(("127.0.0.1", 0))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
 import socket
 import struct
 import threading
 import time
 
 import pytest
-import uvicorn
 from tests.armllm.server.conftest import wait_until
 
 from armllm.server import arrivals, connection, run
+from armllm.server.limits import Limits
 from armllm.server.refusals import AT_ONCE, Refusals
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -81,14 +83,20 @@ def test_what_a_held_connection_sends_is_answered(served, hold):
 def test_of_a_held_connection_nothing_is_read(served, hold, monkeypatch):
     """It would catch memory and time that each piece of a body takes before anybody knows who stays."""
     read = []
-    monkeypatch.setattr(arrivals.Arrival, "data_received", lambda _, data: read.append(data))
-    hold(0.2)
+    received = connection.LimitedProtocol.data_received
+    monkeypatch.setattr(
+        connection.LimitedProtocol,
+        "data_received",
+        lambda self, data: (read.append(time.monotonic()), received(self, data)),
+    )
+    hold(0.4)
+    started = time.monotonic()
     with connect(served, b"GET / HTTP/1.1\r\nX: ") as one:
-        for _ in range(20):
+        for _ in range(60):
             one.sendall(b"a" * 10_000)
             time.sleep(0.001)
         assert rest(one).startswith(b"HTTP/1.1 431")
-    assert not read
+    assert read[0] >= started + 0.2
 
 
 def test_a_held_connection_that_is_reset_is_let_go(served, hold, monkeypatch):
@@ -113,63 +121,88 @@ def test_a_connection_that_leaves_while_it_is_held_is_never_read(served, hold, m
     assert not made
 
 
+def test_a_held_connection_gives_its_place_to_a_new_one(served, hold, monkeypatch):
+    """It would catch held connections that nothing counts, which take all open files."""
+    monkeypatch.setattr("armllm.server.limits.MAX_CONNECTIONS", 2)
+    hold(0.5)
+    held = [connect(served, HEALTH) for _ in range(3)]
+    with pytest.raises(ConnectionResetError):
+        rest(held[0])
+    assert all(rest(one).startswith(b"HTTP/1.1 200") for one in held[1:])
+
+
 def test_who_has_left_before_it_is_accepted_costs_nothing_more(monkeypatch):
     """It would catch a queue of dead connections that keeps the others of the event loop waiting."""
-    monkeypatch.setattr(arrivals.ListeningSocket, "_left_of_turn", 4)
     monkeypatch.setattr(arrivals, "ACCEPTED_AT_ONCE", 4)
-    left = []
-    with arrivals.ListeningSocket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(64)
-        listening.setblocking(False)
-        listening.on_left = left.append
-        for _ in range(10):
-            with socket.create_connection(listening.getsockname()) as one:
-                one.sendall(HALF)
-        with socket.create_connection(listening.getsockname()) as good:
-            good.sendall(HEALTH)
-            for _ in range(2):  # turns
-                with pytest.raises(BlockingIOError):
-                    listening.accept()
-            found, _ = listening.accept()
-            with found:
-                assert found.recv(100) == HEALTH
+    limits = Limits(64)
+    left, served = [], []
+    monkeypatch.setattr(limits.refusals, "delay", left.append)
+
+    async def accept():
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            arriving = arrivals.Arrivals(listening, limits, served.append)
+            arriving.start()
+            for _ in range(10):
+                with socket.create_connection(listening.getsockname()) as one:
+                    one.sendall(HALF)
+            with socket.create_connection(listening.getsockname()) as good:
+                good.sendall(HEALTH)
+                turns = 0
+                while not served:
+                    turns += 1
+                    await asyncio.sleep(0.001)
+                arriving.stop()
+                assert turns > 2
+                with served[0] as found:
+                    assert found.recv(100) == HEALTH
+
+    asyncio.run(accept())
     assert left == ["127.0.0.1"] * 10
+
+
+def test_without_files_it_accepts_later(served, monkeypatch):
+    """It would catch a loop that tries again without end, and a server that accepts no more."""
+    monkeypatch.setattr(arrivals, "RETRY_SECONDS", 0.1)
+    said = []
+    monkeypatch.setattr(arrivals.logger, "warning", lambda *words: said.append(words))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    one = socket.socket()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (one.fileno(), before[1]))
+    try:
+        one.settimeout(30)
+        one.connect(("127.0.0.1", served.port))
+        one.sendall(HEALTH)
+        wait_until(lambda: said)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert rest(one).startswith(b"HTTP/1.1 200")
+    assert len(said) < 100
 
 
 def test_who_leaves_a_proxy_holds_up_no_other_client_of_it(served, refusals, monkeypatch, tmp_path):
     """It would catch clients that leave their streams, for which a router would be held."""
-    config = uvicorn.Config(
-        served.server.config.app, lifespan="off", log_level="warning", ws="none", loop="asyncio",
-        http=connection.protocol(served.service.limits), uds=str(tmp_path / "socket"),
-    )  # fmt: skip
+    path = str(tmp_path / "socket")
     monkeypatch.setattr(arrivals, "HELD_SECONDS", 30.0)
 
     def connect_to_socket(sent):
         one = socket.socket(socket.AF_UNIX)
         one.settimeout(2)
-        one.connect(config.uds)
+        one.connect(path)
         one.sendall(sent)
         return one
 
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        for _ in range(AT_ONCE + 20):
-            connect_to_socket(HALF).close()
-        wait_until(lambda: not served.service.limits.open)
-        refusals.delay("", 100 << 20)
-        assert rest(connect_to_socket(HEALTH)).startswith(b"HTTP/1.1 200")
-    finally:
-        server.should_exit = True
-        thread.join(30)
-
-
-def test_a_server_on_a_unix_socket_accepts(tmp_path):
-    with run.bound("", 0, str(tmp_path / "socket")) as listening:
-        listening.listen()
-        with socket.socket(socket.AF_UNIX) as one:
-            one.connect(str(tmp_path / "socket"))
-            listening.accept()[0].close()
+    server = arrivals.ArrivalsServer(served.server.config, served.service.limits)
+    with run.bound("", 0, path) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            wait_until(lambda: server.started)
+            for _ in range(AT_ONCE + 20):
+                connect_to_socket(HALF).close()
+            wait_until(lambda: not served.service.limits.open)
+            refusals.delay("", 100 << 20)
+            assert rest(connect_to_socket(HEALTH)).startswith(b"HTTP/1.1 200")
+        finally:
+            server.should_exit = True
+            thread.join(30)

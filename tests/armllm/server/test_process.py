@@ -134,26 +134,6 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-ACCEPTING = """
-import sys
-from armllm.cli import main
-from armllm.server.arrivals import ListeningSocket
-accept = ListeningSocket.accept
-def heard(self):
-    print("accepts by itself", file=sys.stderr, flush=True)
-    return accept(self)
-ListeningSocket.accept = heard
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_the_server_accepts_through_its_listening_socket(start, folder):
-    """It would catch an event loop that accepts behind its back, as uvloop does."""
-    server = start(folder, "--dtype", "float32", code=ACCEPTING)
-    assert httpx2.get(f"{server.wait_ready()}/health").status_code == 200
-    wait_until(lambda: "accepts by itself" in server.stderr)
-
-
 def test_a_failed_engine_ends_the_server_with_an_error(start, folder):
     server = start(folder, "--dtype", "float32", code=FAILING)
     results = {}

@@ -164,7 +164,7 @@ def serve_by(
     router = Router(replicas, options)
     fleet = Fleet(replicas, control, command, size, stages)
     try:
-        with listening(router, options) as (sock, address):
+        with listening(options) as (sock, address):
             server = ClusterServer(router, options, address, fleet)
             server.run(sockets=[sock])
             return server.status

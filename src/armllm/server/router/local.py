@@ -264,7 +264,7 @@ def serve_replicas(arguments: Sequence[str], size: int, options: RouterOptions, 
             raise RequestError(f"TMPDIR {folder.parent} is too long for a Unix socket: set a shorter one")
         replicas = Replicas([Address.of(f"unix:{path}") for path in sockets])
         router = Router(replicas, options)
-        with listening(router, options) as (sock, address):
+        with listening(options) as (sock, address):
             processes += [
                 LocalReplica(replica, share, arguments)
                 for replica, share in zip(replicas.all, shares, strict=True)

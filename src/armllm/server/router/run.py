@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from armllm.server.arrivals import ListeningSocket
     from armllm.server.router.replica import Replicas
 
 # The replicas know their models' limits; here a body may be as large as any of them lets it be.
@@ -118,7 +117,7 @@ class RouterServer(DrainingServer):
             log_level=options.log_level,
             access_log=options.access_log,
         )
-        super().__init__(config, signals=SIGNALS, stop_now=stop_now)
+        super().__init__(config, router.limits, signals=SIGNALS, stop_now=stop_now)
         self.router = router
         self.address = address
 
@@ -154,13 +153,12 @@ def host_of(options: RouterOptions) -> str:
 
 
 @contextlib.contextmanager
-def listening(router: Router, options: RouterOptions) -> Iterator[tuple[ListeningSocket, str]]:
+def listening(options: RouterOptions) -> Iterator[tuple[socket.socket, str]]:
     """The router's socket, and its address for people."""
     with bound(host_of(options), options.port, options.uds) as sock:
         address = address_of(sock, options.uds)
         if options.tls is not None:
             address = address.replace("http://", "https://", 1)
-        sock.on_left = router.limits.refusals.delay
         yield sock, address
 
 
@@ -170,6 +168,6 @@ def route(replicas: Replicas, options: RouterOptions) -> int:
         signal.signal(number, stop_now)
     allow_many_connections()
     router = Router(replicas, options)
-    with listening(router, options) as (sock, address):
+    with listening(options) as (sock, address):
         RouterServer(router, options, address).run(sockets=[sock])
     return 0
