@@ -234,24 +234,24 @@ class SamplingParams:
             raise RequestError(f"n must be 1 for greedy sampling (temperature 0), not {self.n}")
 
     def _check_ranges(self) -> None:
-        _check_integer("n", self.n, low=1)
+        check_integer("n", self.n, low=1)
         _check_number("temperature", self.temperature, low=0.0, high=MOST)
         _check_number("top_p", self.top_p, above=0.0, high=1.0)
-        _check_integer("top_k", self.top_k, low=-1)
+        check_integer("top_k", self.top_k, low=-1)
         _check_number("min_p", self.min_p, low=0.0, high=1.0)
         _check_number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
         _check_number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
         _check_number("repetition_penalty", self.repetition_penalty, low=LEAST, high=MOST)
-        _check_integer("min_tokens", self.min_tokens, low=0)
+        check_integer("min_tokens", self.min_tokens, low=0)
         if self.seed is not None:
-            _check_integer("seed", self.seed, low=-SEEDS, high=SEEDS)
+            check_integer("seed", self.seed, low=-SEEDS, high=SEEDS)
         for name, value, low in (
             ("max_tokens", self.max_tokens, 1),
             ("logprobs", self.logprobs, -1),
             ("prompt_logprobs", self.prompt_logprobs, -1),
         ):
             if value is not None:
-                _check_integer(name, value, low=low)
+                check_integer(name, value, low=low)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
 
@@ -272,7 +272,7 @@ class SamplingParams:
             if not isinstance(self.logit_bias, dict):
                 raise RequestError(f"logit_bias must be a dict of token ids, not {self.logit_bias!r:.80}")
             for token_id, bias in self.logit_bias.items():
-                _check_integer("logit_bias", token_id, low=0)
+                check_integer("logit_bias", token_id, low=0)
                 _check_number(f"logit_bias of {token_id}", bias, low=-100.0, high=100.0)
 
     @classmethod
@@ -377,9 +377,9 @@ class PoolingParams:
         if not isinstance(self.normalize, bool):
             raise RequestError(f"normalize must be True or False, not {self.normalize!r}")
         if self.dimensions is not None:
-            _check_integer("dimensions", self.dimensions, low=1)
+            check_integer("dimensions", self.dimensions, low=1)
         if self.second_segment is not None:
-            _check_integer("second_segment", self.second_segment, low=1)
+            check_integer("second_segment", self.second_segment, low=1)
 
     def clone(self) -> PoolingParams:
         """Return a copy."""
@@ -413,8 +413,8 @@ class BeamSearchParams:
 
     def __post_init__(self, *foreign: Any) -> None:
         _only_neutral({"watermarking": None, "allowed_token_ids": None}, foreign)
-        _check_integer("beam_width", self.beam_width, low=1)
-        _check_integer("max_tokens", self.max_tokens, low=1)
+        check_integer("beam_width", self.beam_width, low=1)
+        check_integer("max_tokens", self.max_tokens, low=1)
         _check_number("length_penalty", self.length_penalty, low=-10.0, high=10.0)
         if self.temperature != 0:
             raise RequestError(f"temperature of a beam search can only be 0 here, not {self.temperature!r}")
@@ -455,10 +455,10 @@ def _check_token_ids(name: str, token_ids: list[Any]) -> None:
     if set(map(type, token_ids)) == {int} and min(token_ids) >= 0:  # a tenth of the time of what follows
         return
     for token_id in token_ids:
-        _check_integer(name, token_id, low=0)
+        check_integer(name, token_id, low=0)
 
 
-def _check_integer(name: str, value: Any, *, low: int, high: int | None = None) -> None:
+def check_integer(name: str, value: Any, *, low: int, high: int | None = None) -> None:
     good = isinstance(value, int) and not isinstance(value, bool)
     if not (good and value >= low and (high is None or value <= high)):
         most = "" if high is None else f" and at most {high}"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # `encode` keeps the interpreter's lock, which would halt everything else for as long as a long text takes;
 # `encode_batch_fast` lets go of it.
 LONG_TEXT = 2000
+CUT_TOKENS = 64  # more than are needed, as some differ where a text was cut
 SENTENCE_SETTINGS = "sentence_bert_config.json"
 
 
@@ -67,6 +68,7 @@ class Tokenizer:
 
     def encode_beginning(self, text: str, most: int, *, add_special_tokens: bool = True) -> list[int]:
         """As `encode`, with no more than ``most`` tokens: the text loses its end, not its special tokens."""
+        text = text[: self.longest_token * (most + CUT_TOKENS)]
         token_ids = self.encode(text, add_special_tokens=add_special_tokens)
         if len(token_ids) <= most:
             return token_ids

@@ -24,6 +24,7 @@ from armllm.sampling_params import (
     PoolingParams,
     RequestOutputKind,
     SamplingParams,
+    check_integer,
     check_pooling_task,
 )
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 LoRARequests: TypeAlias = "LoRARequest | Sequence[LoRARequest | None] | None"
 Params = TypeVar("Params", SamplingParams, PoolingParams)
 
+TRUNCATION = "truncate_prompt_tokens"
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tokenization_kwargs": (None, {}),
     "mm_processor_kwargs": (None, {}),
@@ -143,9 +145,12 @@ class LLM(WithReasons):
         lora_request: LoRARequests = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Return the embedding of every prompt, in order. The rest is as in `generate`."""
-        _only_neutral(tokenization_kwargs=tokenization_kwargs)
-        batch = as_batch(prompts)
+        """Return the embedding of every prompt, in order. The rest is as in `generate`.
+
+        ``tokenization_kwargs``: with ``truncate_prompt_tokens`` a longer text loses its end; -1 is as many
+        tokens as the model takes.
+        """
+        batch = self._beginnings(prompts, tokenization_kwargs)
         params = _one_each(batch, pooling_params or PoolingParams(), PoolingParams, "pooling_params")
         for one in params:
             if one.task not in (None, "embed"):
@@ -165,13 +170,13 @@ class LLM(WithReasons):
         """Return the pooled states of every prompt, as a tensor.
 
         ``pooling_task``: None, "embed" or "classify"; "token_embed" for a vector of each token, or
-        "token_classify" for the classes of each, or its weight (BGE-M3).
+        "token_classify" for the classes of each, or its weight (BGE-M3). ``tokenization_kwargs``: as in
+        `embed`.
 
         RequestError says why a task is refused.
         """
-        _only_neutral(tokenization_kwargs=tokenization_kwargs)
         check_pooling_task(pooling_task)
-        batch = as_batch(prompts)
+        batch = self._beginnings(prompts, tokenization_kwargs)
         params = _one_each(batch, pooling_params or PoolingParams(), PoolingParams, "pooling_params")
         if pooling_task is not None:
             params = [dataclasses.replace(one, task=pooling_task) for one in params]
@@ -206,15 +211,16 @@ class LLM(WithReasons):
         *,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        tokenization_kwargs: dict[str, Any] | None = None,
         **neutral: Any,
     ) -> list[ClassificationRequestOutput]:
         """Return the probability of every class for every prompt, in order.
 
         With ``use_activation=False`` in ``pooling_params`` it returns the scores before softmax or sigmoid.
-        Raises RequestError for a model without a classification head.
+        ``tokenization_kwargs``: as in `embed`. Raises RequestError for a model without a classification head.
         """
         only_these(neutral, NEUTRAL)
-        batch = as_batch(prompts)
+        batch = self._beginnings(prompts, tokenization_kwargs)
         params = _one_each(batch, pooling_params or PoolingParams(), PoolingParams, "pooling_params")
         params = [dataclasses.replace(one, task="classify") for one in params]
         return [as_classes(output) for output in self._run(batch, params, None, use_tqdm, None)]
@@ -268,6 +274,7 @@ class LLM(WithReasons):
         *,
         pooling_params: PoolingParams | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        tokenization_kwargs: dict[str, Any] | None = None,
         **neutral: Any,
     ) -> list[ScoringRequestOutput]:
         """Return the similarity of pairs of texts: the cosine of their embeddings, from -1 to 1.
@@ -277,6 +284,8 @@ class LLM(WithReasons):
 
         One text in ``data_1`` is compared with each of ``data_2``. Several texts are compared one by one with
         as many in ``data_2``. Raises RequestError if the numbers of texts do not fit.
+
+        ``tokenization_kwargs``: as in `embed`; of a pair for a cross-encoder the longer text loses its end.
         """
         only_these(neutral, {**NEUTRAL, "chat_template": (None,)})
         first, second = as_batch(data_1), as_batch(data_2)
@@ -285,9 +294,12 @@ class LLM(WithReasons):
                 f"{len(first)} texts can't be compared with {len(second)}: give one, or as many"
             )
         if self.llm_engine.processor.pooling.classes is not None:
-            return self._score_pairs(first, second, pooling_params or PoolingParams(), use_tqdm)
+            most = self._most_tokens(tokenization_kwargs)
+            return self._score_pairs(first, second, pooling_params or PoolingParams(), use_tqdm, most)
         params = dataclasses.replace(pooling_params or PoolingParams(), normalize=True)
-        outputs = self.embed([*first, *second], params, use_tqdm=use_tqdm)
+        outputs = self.embed(
+            [*first, *second], params, use_tqdm=use_tqdm, tokenization_kwargs=tokenization_kwargs
+        )
         left = outputs[: len(first)] * (len(second) // len(first) if first else 0)
         return [
             ScoringRequestOutput(
@@ -306,12 +318,13 @@ class LLM(WithReasons):
         second: Sequence[EnginePrompt],
         params: PoolingParams,
         use_tqdm: bool | Callable[..., Any],
+        most: int | None,
     ) -> list[ScoringRequestOutput]:
         tokenizer, batch, each = self.get_tokenizer(), [], []
         for left, right in zip(list(first) * (len(second) // len(first)), second, strict=True):
             if not isinstance(left, str) or not isinstance(right, str):
                 raise RequestError("a cross-encoder needs pairs of texts, not token ids")
-            token_ids, segment = tokenizer.encode_pair(left, right)
+            token_ids, segment = tokenizer.encode_pair(left, right, truncate_to=most)
             batch.append(token_ids)
             each.append(dataclasses.replace(params, task="score", second_segment=segment))
         return [as_score(output) for output in self._run(batch, each, None, use_tqdm, None)]
@@ -385,6 +398,26 @@ class LLM(WithReasons):
             longest = self.llm_engine.runner.max_model_len * tokenizer.longest_token
             self._renderers = {source: Renderer(source, tokenizer.special_texts(), longest)}
         return self._renderers[source]
+
+    def _beginnings(
+        self, prompts: Prompt | Sequence[Prompt], tokenization_kwargs: dict[str, Any] | None
+    ) -> list[EnginePrompt]:
+        """What of each prompt is pooled."""
+        batch, most = as_batch(prompts), self._most_tokens(tokenization_kwargs)
+        if most is None:
+            return batch
+        return [self.llm_engine.processor.beginning(prompt, most) for prompt in batch]
+
+    def _most_tokens(self, tokenization_kwargs: dict[str, Any] | None) -> int | None:
+        """How many tokens of a longer prompt stay, if vLLM's options limit them."""
+        options = tokenization_kwargs or {}
+        if options.keys() - {TRUNCATION}:
+            raise RequestError(f"tokenization_kwargs can only have {TRUNCATION} here, not {options!r:.80}")
+        most: int | None = options.get(TRUNCATION)
+        if most is None:
+            return None
+        check_integer(TRUNCATION, most, low=-1)
+        return self.llm_engine.processor.max_model_len if most == -1 else most
 
     def _run(
         self,

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from armllm.engine.sentence_modules import Projection, embedding_size, read_modules, warn_of_prompt
+from armllm.engine.sentence_modules import (
+    Projection,
+    default_dimensions,
+    embedding_size,
+    read_modules,
+    warn_of_prompt,
+)
 from armllm.errors import RequestError
 from armllm.sampling_params import NO_CLASSES
 
@@ -31,9 +37,9 @@ class Pooling:
     """What a model makes of its states.
 
     modes: how they become one vector; of several, the vectors side by side. projections: what this vector
-    passes through. embedding_size: numbers of the last one's result. classes: of the classification head,
-    which ``classify`` computes, ``[R, hidden_size]`` in ``dtype`` to ``[R, num_labels]``. tokens: a model
-    with heads for tokens.
+    passes through. embedding_size: numbers of the last one's result. dimensions: how many of them stay
+    unless a request says otherwise; None: all. classes: of the classification head, which ``classify``
+    computes, ``[R, hidden_size]`` in ``dtype`` to ``[R, num_labels]``. tokens: a model with heads for tokens.
     """
 
     modes: tuple[str, ...]
@@ -43,6 +49,7 @@ class Pooling:
     classes: Classes | None
     classify: Callable[[Tensor], Tensor] | None
     tokens: TokenModel | None = None
+    dimensions: int | None = None
 
     @classmethod
     def of(cls, folder: Path, config: ModelConfig, model: Model | None, dtype: torch.dtype) -> Pooling:
@@ -73,6 +80,7 @@ class Pooling:
             classes=None,
             classify=None,
             tokens=tokens,
+            dimensions=default_dimensions(folder),
         )
 
     @property
@@ -124,6 +132,8 @@ class Pooler:
     def __init__(self, params: PoolingParams, pooling: Pooling, token_ids: Sequence[int]) -> None:
         self._params = params
         self._pooling = pooling
+        default = None if params.task == "token_embed" else pooling.dimensions
+        self._dimensions = params.dimensions or default
         self._ends = token_ids[0], token_ids[-1]
         self._modes = pooling.modes if params.pooling is None else (params.pooling,)
         if params.task in TOKEN_TASKS:
@@ -160,7 +170,7 @@ class Pooler:
 
     @torch.inference_mode()
     def values(self) -> list[float] | list[list[float]]:
-        """The embedding, of ``dimensions`` or all numbers; or the probability of each class.
+        """The embedding, of ``dimensions`` or the checkpoint's own number; or the probability of each class.
 
         Of each token for tasks of tokens; BGE-M3 has one weight for each, and nothing for the special tokens
         at both ends. ``embed&token_classify`` has these weights behind the embedding.
@@ -190,7 +200,7 @@ class Pooler:
         return self._cut(vectors)
 
     def _cut(self, vectors: Tensor) -> Tensor:
-        vectors = vectors[..., : self._params.dimensions]
+        vectors = vectors[..., : self._dimensions]
         if self._params.normalize:
             vectors = vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
         return vectors

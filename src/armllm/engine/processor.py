@@ -214,6 +214,12 @@ class Processor:
                 )
         return list(prompt)
 
+    def beginning(self, prompt: EnginePrompt, most: int) -> list[int]:
+        """The same, no more than ``most``: a text loses its end, and keeps its special tokens."""
+        if isinstance(prompt, str) and self.tokenizer is not None:
+            return self.tokenizer.encode_beginning(prompt, most)
+        return self.tokenize(prompt)[:most]
+
     def _check_text_length(self, tokenizer: Tokenizer, text: str) -> None:
         """Refuse a text that is far too long without spending the seconds that tokenizing it takes."""
         if len(text) > tokenizer.longest_token * self.max_model_len:

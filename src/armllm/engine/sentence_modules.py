@@ -49,13 +49,13 @@ NAMES = {
     "weightedmean": "weightedmean",
     "lasttoken": "last",
 }
+# torch's classes, as they are without arguments: sentence-transformers stores the name alone
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "Identity": lambda x: x,
-    "Tanh": torch.tanh,
-    "ReLU": torch.relu,
-    "GELU": torch.nn.functional.gelu,
-    "Sigmoid": torch.sigmoid,
-    "SiLU": torch.nn.functional.silu,
+    name: getattr(torch.nn, name)()
+    for name in (
+        *("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU"),
+        *("LeakyReLU", "ELU", "SELU", "Softplus", "Mish", "Softsign"),
+    )
 }
 
 
@@ -128,6 +128,14 @@ def warn_of_prompt(folder: Path) -> None:
             path,
             prompt,
         )
+
+
+def default_dimensions(folder: Path) -> int | None:
+    """How many numbers of an embedding sentence-transformers keeps by itself, if it was told to."""
+    path = folder / SETTINGS
+    if not path.is_file():
+        return None
+    return ConfigReader(read_object(path), path).optional_integer("truncate_dim", None)
 
 
 def embedding_size(config: ModelConfig, modes: tuple[str, ...], projections: tuple[Projection, ...]) -> int:

@@ -17,6 +17,7 @@ from armllm.layers.linear import as_float32, load_linear
 from armllm.layers.mlp import GatedMLP
 from armllm.layers.moe import load_experts
 from armllm.layers.norm import PlainNorm, RMSNorm
+from armllm.layers.ranks import building_for
 from armllm.models.gemma3 import LocalRotary
 from armllm.models.gemma4_config import Gemma4Config, read_text_config
 from armllm.models.llama import LlamaAttention, LlamaDecoderLayer
@@ -97,11 +98,14 @@ class Gemma4Experts:
 
     def __init__(self, config: Gemma4Config, weights: Weights) -> None:
         hidden_size, count = config.hidden_size, config.num_experts
-        router = weights.scope("router").in_dtype(torch.float32)
+        router = weights.scope("router")
+        router.quantization = None  # experts are not chosen by rounded weights
+        exact = router.in_dtype(torch.float32)
         self.norm = PlainNorm(hidden_size, config.rms_norm_eps, torch.float32)
-        self.norm.weight = router.take("scale", hidden_size) * hidden_size**-0.5
-        self.router = router.take("proj.weight", count, hidden_size)
-        self.factors = router.take("per_expert_scale", count)
+        self.norm.weight = exact.take("scale", hidden_size) * hidden_size**-0.5
+        with building_for(None):  # so small that each rank computes it all, and need not wait
+            self.router = load_linear(router, {"proj": count}, hidden_size, bias=False)
+        self.factors = exact.take("per_expert_scale", count)
         self.per_token = config.num_experts_per_tok
         self.experts = load_experts(
             weights, count, hidden_size, config.moe_intermediate_size, activation=config.activation
@@ -113,7 +117,8 @@ class Gemma4Experts:
 
     def __call__(self, dense: Tensor, x: Tensor) -> Tensor:
         """The dense part's result and that of the experts on ``x``, the sum of all before it."""
-        scores = torch.nn.functional.linear(self.norm(as_float32(x)), self.router).softmax(dim=-1)
+        logits = self.router(self.norm(as_float32(x)).to(x.dtype))
+        scores = torch.softmax(logits, dim=-1, dtype=torch.float32)
         expert_weights, expert_ids = scores.topk(self.per_token)
         expert_weights = expert_weights / expert_weights.sum(dim=-1, keepdim=True)
         expert_weights = expert_weights * self.factors.expand(len(x), -1).gather(1, expert_ids)

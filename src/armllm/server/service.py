@@ -25,6 +25,7 @@ from armllm.server.origins import check_root_path
 from armllm.server.protocol.base import MAX_PROMPTS
 from armllm.server.reasoning import REASONING_PARSERS
 from armllm.server.tools import TOOL_PARSERS
+from armllm.tokenizer import CUT_TOKENS
 
 if TYPE_CHECKING:
     import ssl
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 LONG_TEXT = 2000
 MANY_TEXTS = 4
 CHARACTERS_PER_TOKEN = 8
-CUT_TOKENS = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -177,9 +177,15 @@ class Service:
         return self._templates[tools, heavy]
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool, truncate_to: int | None = None, slow: bool = False
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        truncate_to: int | None = None,
+        keep_end: bool = True,
+        slow: bool = False,
     ) -> Prompt:
-        """Tokenize a prompt; the last ``truncate_to`` tokens stay.
+        """Tokenize a prompt; the last ``truncate_to`` tokens stay, or the first ones.
 
         What is long, or ``slow`` because there are many, is done away from the event loop.
         """
@@ -190,22 +196,23 @@ class Service:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        encode = functools.partial(self._encode, text, add_special_tokens, truncate_to)
+        encode = functools.partial(self._encode, text, add_special_tokens, truncate_to, keep_end)
         if len(text) > HEAVY_TEXT:
             token_ids = await self.limits.offload.run(encode)
         else:
             token_ids = await away_if(slow or len(text) > LONG_TEXT, encode)
-        return self.truncated(Prompt(token_ids, text), truncate_to)
+        return truncated(Prompt(token_ids, text), truncate_to, keep_end=keep_end)
 
-    def _encode(self, text: str, add_special_tokens: bool, truncate_to: int | None) -> list[int]:
-        """Token ids of a text, of which only the last ``truncate_to`` need to be right.
+    def _encode(
+        self, text: str, add_special_tokens: bool, truncate_to: int | None, keep_end: bool
+    ) -> list[int]:
+        """Token ids of a text, of which only ``truncate_to`` need to be right.
 
-        For an encoder it is the first ones. Else a part at the end is enough, if it has more tokens than
-        that: where it was cut, some may differ.
+        Of the last ones a part at the end is enough, if it has more tokens than that: where it was cut, some
+        may differ.
         """
-        if truncate_to is not None and self.facts.is_encoder:
-            begin = text[: self.tokenizer.longest_token * (truncate_to + CUT_TOKENS)]
-            return self.tokenizer.encode_beginning(begin, truncate_to, add_special_tokens=add_special_tokens)
+        if truncate_to is not None and not keep_end:
+            return self.tokenizer.encode_beginning(text, truncate_to, add_special_tokens=add_special_tokens)
         if truncate_to is not None:
             enough = truncate_to + CUT_TOKENS
             size = CHARACTERS_PER_TOKEN * enough
@@ -228,8 +235,10 @@ class Service:
     ) -> list[Prompt]:
         """Prompts from a text, token ids, or a list of either; ``copies`` of each will be answered.
 
-        Each leaves ``room`` for a token of output, or 0.
+        Each leaves ``room`` for a token of output, or 0. A text without output loses its end if it is cut, as
+        in sentence-transformers.
         """
+        truncate_to = self._most(truncate_to)
         if isinstance(inputs, str):
             inputs = [inputs]
         if not inputs:
@@ -244,10 +253,11 @@ class Service:
                     one,
                     add_special_tokens=add_special_tokens,
                     truncate_to=truncate_to,
+                    keep_end=room > 0,
                     slow=len(several) > MANY_TEXTS,
                 )
             else:
-                prompt = self.truncated(Prompt(one), truncate_to)
+                prompt = truncated(Prompt(one), truncate_to, keep_end=room > 0)
             self.check_prompt(prompt, room)
             check_vocabulary(prompt.token_ids, self.vocab_size, field)
             found.append(prompt)
@@ -257,6 +267,7 @@ class Service:
         self, first: Sequence[Any], second: Sequence[Any], *, truncate_to: int | None
     ) -> list[Prompt]:
         """Prompts of pairs of texts, which a cross-encoder reads together."""
+        truncate_to = self._most(truncate_to)
         if not all(isinstance(text, str) for text in (*first, *second)):
             raise ApiError("this model scores pairs of texts; token ids can't be paired")
         if any(len(text) > self.longest_text for text in (*first, *second)) and truncate_to is None:
@@ -314,11 +325,9 @@ class Service:
 
         return await (self.limits.offload.run(work) if heavy else asyncio.to_thread(work))
 
-    def truncated(self, prompt: Prompt, length: int | None) -> Prompt:
-        """The last ``length`` tokens of a prompt; for an encoder the first ones."""
-        if length is None or len(prompt.token_ids) <= length:
-            return prompt
-        return Prompt(prompt.token_ids[:length] if self.facts.is_encoder else prompt.token_ids[-length:])
+    def _most(self, truncate_to: int | None) -> int | None:
+        """Of -1, as many tokens as the model takes."""
+        return self.max_model_len if truncate_to == -1 else truncate_to
 
     def check_prompt(self, prompt: Prompt, room: int = 1) -> None:
         """Refuse a prompt that is empty or leaves no ``room`` for a token."""
@@ -351,6 +360,13 @@ class Service:
                 code="context_length_exceeded",
             )
         return room if max_tokens is None else max_tokens
+
+
+def truncated(prompt: Prompt, length: int | None, *, keep_end: bool) -> Prompt:
+    """The last ``length`` tokens of a prompt, or the first ones."""
+    if length is None or len(prompt.token_ids) <= length:
+        return prompt
+    return Prompt(prompt.token_ids[-length:] if keep_end else prompt.token_ids[:length])
 
 
 def new_id(prefix: str, request_id: str | None = None) -> str:

@@ -78,6 +78,35 @@ def test_the_checkpoint_says_how_to_pool(checkpoint, tmp_path):
         LLM(folder, dtype="float32")
 
 
+def test_the_checkpoint_says_how_many_numbers_stay(llm, checkpoint, tmp_path):
+    """Catches a truncate_dim of sentence-transformers that is left out in silence."""
+    folder = shutil.copytree(checkpoint.folder, tmp_path / "copy")
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": 6}))
+    cut = LLM(folder, dtype="float32")
+    for params, size in ((PoolingParams(), 6), (PoolingParams(dimensions=9), 9)):
+        (wanted,) = llm.embed(PROMPTS[2], PoolingParams(dimensions=size), use_tqdm=False)
+        (output,) = cut.embed(PROMPTS[2], params, use_tqdm=False)
+        assert output.outputs.embedding == pytest.approx(wanted.outputs.embedding, abs=1e-5)
+    (states,) = cut.encode(PROMPTS[2], pooling_task="token_embed", use_tqdm=False)
+    assert states.outputs.data.shape == (30, 64)
+
+
+def test_a_long_text_loses_its_end(llm):
+    """As in sentence-transformers, where the options of vLLM ask for it; -1 is what the model takes."""
+    text, begin = "fox " * 2000, llm.get_tokenizer().encode("fox " * 2000)
+    for most, length in ((5, 5), (-1, 256)):
+        options = {"tokenization_kwargs": {"truncate_prompt_tokens": most}, "use_tqdm": False}
+        (output,) = llm.embed(text, **options)
+        assert output.prompt_token_ids == begin[:length]
+        (output,) = llm.encode(begin, **options)
+        assert output.prompt_token_ids == begin[:length]
+        (score,) = llm.score(text, text, **options)
+        assert score.prompt_token_ids == begin[:length] * 2
+    for wrong in ({"truncate_prompt_tokens": -2}, {"truncate_prompt_tokens": "5"}, {"padding": True}):
+        with pytest.raises(RequestError, match=r"truncate_prompt_tokens (must be|here)"):
+            llm.embed(text, tokenization_kwargs=wrong)
+
+
 def test_scores_are_cosines(llm):
     texts = ["The quick brown fox", "Grüße aus Köln", "東京"]
     vectors = [torch.tensor(output.outputs.embedding) for output in llm.embed(texts, use_tqdm=False)]

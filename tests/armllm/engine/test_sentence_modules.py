@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tests.armllm.checkpoint.test_fuzz import json_file, run, safetensors_header
 
-from armllm.engine.sentence_modules import read_modes, read_modules, warn_of_prompt
+from armllm.engine.sentence_modules import ACTIVATIONS, read_modes, read_modules, warn_of_prompt
 from armllm.errors import CheckpointError
 
 HIDDEN = 8
@@ -95,6 +95,14 @@ def test_a_vector_gets_length_1_where_the_file_says_so(folder):
     (folder / "modules.json").write_text(json.dumps([MODULES[0], MODULES[1], MODULES[3], MODULES[2]]))
     x = torch.arange(HIDDEN).float()
     wanted = torch.tanh(torch.ones(4, HIDDEN) @ (x / x.norm()) + 1)
+    torch.testing.assert_close(pool(folder, x), wanted)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_is_torch_s(folder, name):
+    change(folder, "2_Dense", activation_function=f"torch.nn.modules.activation.{name}")
+    x = torch.linspace(-1, 0.5, HIDDEN)
+    wanted = getattr(torch.nn, name)()(torch.ones(4, HIDDEN) @ x + 1)
     torch.testing.assert_close(pool(folder, x), wanted)
 
 

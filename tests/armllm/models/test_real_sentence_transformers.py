@@ -72,7 +72,10 @@ CASES = {
     "last token, without the prompt": (QWEN3, [pooling("lasttoken", include_prompt=False)]),
     LEFT_OUT: (random_config("BertModel", 0), [pooling("cls", include_prompt=False)]),
     "three side by side": (random_config("ModernBertModel", 0), [pooling("lasttoken", "max", "mean")]),
-    "Dense": (random_config("NomicBertModel", 0), [pooling("mean"), dense(12, "Tanh"), NORMALIZE]),
+    "Dense": (
+        random_config("NomicBertModel", 0),
+        [pooling("mean"), dense(12, "Tanh"), dense(9, "Mish")],
+    ),
     "two Dense, Dropout": (
         random_config("BertModel", 2),
         [pooling("cls", "mean"), dense(20, "GELU"), ["Dropout", {}], dense(8, "Identity", bias=False)],

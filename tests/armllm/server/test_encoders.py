@@ -72,12 +72,13 @@ def test_vectors_of_tokens_in_all_forms(served, monkeypatch):
     assert "send fewer texts" in answer.json()["error"]["message"]
 
 
-def test_a_text_is_cut_at_its_end(served):
+@pytest.mark.parametrize("most", [80, -1])
+def test_a_text_is_cut_at_its_end(served, most):
     long = "a " * 200
     answer = served.post("/v1/embeddings", {"input": long})
     assert answer.status_code == 400
     assert "max_model_len 80" in answer.json()["error"]["message"]
-    cut = served.post("/v1/embeddings", {"input": long, "truncate_prompt_tokens": 80}).json()
+    cut = served.post("/v1/embeddings", {"input": long, "truncate_prompt_tokens": most}).json()
     whole = served.post("/v1/embeddings", {"input": "a " * 78}).json()
     assert cut["usage"] == whole["usage"] == {"prompt_tokens": 80, "total_tokens": 80}
     assert cut["data"] == whole["data"]

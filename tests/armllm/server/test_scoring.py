@@ -54,6 +54,15 @@ def test_documents_come_in_the_order_of_their_scores(served, path):
     assert results[0]["document"] is None
 
 
+def test_a_text_that_is_pooled_loses_its_end(served):
+    """As in sentence-transformers and vLLM; a prompt that is continued loses its beginning."""
+    token_ids = served.post("/tokenize", {"prompt": TEXTS[0]}).json()["tokens"][:4]
+    for text in (TEXTS[0], [*token_ids, 9]):
+        body = {"input": text, "truncate_prompt_tokens": 4}
+        (cut,) = served.post("/v1/embeddings", body).json()["data"]
+        assert cut["embedding"] == pytest.approx(embeddings(served, [token_ids])[0], abs=1e-5)
+
+
 def test_pooling_returns_the_embedding(served):
     (one,) = served.post("/pooling", {"input": TEXTS[0], "task": "embed"}).json()["data"]
     assert one["data"] == pytest.approx(embeddings(served, TEXTS[:1])[0], abs=1e-5)

@@ -158,6 +158,6 @@ class WithoutEffect(Body):
 class PooledRequest(WithoutEffect):
     """What requests have that are pooled, not continued. ``request_id`` is part of the answer's id."""
 
-    truncate_prompt_tokens: int | None = Field(None, ge=1)
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     request_id: str | None = Field(None, pattern=REQUEST_ID)
