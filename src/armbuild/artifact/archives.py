@@ -32,7 +32,7 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ZstdFile, ZstdError = zstd.ZstdFile, zstd.ZstdError
+ZstdDecompressor, ZstdError = zstd.ZstdDecompressor, zstd.ZstdError
 # What zipfile, tarfile and json raise on hostile input, beyond their own errors.
 BROKEN = (
     zipfile.BadZipFile,
@@ -63,7 +63,7 @@ _MOST_LINKS = 2000
 """Of an archive of sources, whose targets are looked at step by step."""
 
 
-def open_zip(path: Path) -> zipfile.ZipFile:
+def open_zip(path: Path, most: int = MAX_ENTRIES) -> zipfile.ZipFile:
     """Open a zip archive none of whose members unpacks to too much or lies in another.
 
     Raises CheckFailed for one that is refused, one of BROKEN for one that cannot be read.
@@ -75,6 +75,9 @@ def open_zip(path: Path) -> zipfile.ZipFile:
     if reason := _refusal(archive.infolist(), size):
         archive.close()
         raise CheckFailed(f"{path.name}: refused: {reason}")
+    budget = Budget(path, size, most=most)
+    for name in archive.namelist():
+        budget.take_path(name)
     return archive
 
 
@@ -274,9 +277,7 @@ def _check_link(folder: Path, link: Path) -> None:
 
 def unpack_zip(path: Path, folder: Path, most: int = MAX_ENTRIES) -> None:
     """Lay a source archive's files into the empty ``folder``; raises as ``unpack_tar`` does."""
-    budget = Budget(path, path.stat().st_size, most=most)
-    with open_zip(path) as archive:
+    with open_zip(path, most) as archive:
         for name in archive.namelist():
             _inner_parts(name)
-            budget.take_path(name)
         archive.extractall(folder)  # noqa: S202 - zipfile makes no links and keeps members inside

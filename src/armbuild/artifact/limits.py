@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_FILES = 200_000
 MAX_ENTRIES = 2 * MAX_FILES
 """Of a tar, where folders and links count too: an image has more of them than files, a bomb much more."""
-_FEW_IMAGES = 4
+FEW_IMAGES = 4
 _MAX_TOTAL = 16 << 30
 # An image with a model in it holds more than that, but in an archive of nearly that size.
 _MAX_RATIO_OF_LARGE = 4
@@ -100,7 +100,7 @@ class Budget:
         while (path := path.rpartition("/")[0]) and hash(path) not in self._folders:
             self._folders.add(hash(path))
             self.count += 1
-        most = self.most // max(1, self.images // _FEW_IMAGES)
+        most = self.most // max(1, self.images // FEW_IMAGES)
         if self.count > most:
             raise CheckFailed(f"{self.path}: refused: it has more than {most} files and folders")
 
@@ -119,10 +119,20 @@ class Budget:
 
     def rest(self, stream: Any) -> None:
         """Read what follows the end of a tar; raises CheckFailed once it is too much."""
+        for _ in self.blocks(stream):
+            pass
+
+    def blocks(self, stream: Any) -> Iterator[bytes]:
+        """Yield what is left in ``stream``; raises CheckFailed once it is too much."""
         while block := stream.read(1 << 20):
-            self.total += len(block)
-            if self._too_much():
-                raise CheckFailed(f"{self.path}: refused: what follows the end of its tar looks like a bomb")
+            self.take_bytes(len(block))
+            yield block
+
+    def take_bytes(self, size: int) -> None:
+        """Count what was read beside the entries of a tar; raises CheckFailed once it is too much."""
+        self.total += size
+        if self._too_much():
+            raise CheckFailed(f"{self.path}: refused: what it unpacks to looks like a bomb")
 
     def _too_much(self) -> bool:
         return is_bomb(0, self.total * self.images, self.archive_size)

@@ -118,7 +118,7 @@ def parse(content: bytes | str, name: str) -> dict[str, Any]:
         parsed: dict[str, Any] = json.loads(content)
         wrong = "" if isinstance(parsed["$schema"], str) else "its $schema is no address"
         wrong = wrong or _problem(parsed["variants"], parsed["default-priorities"]["namespace"], name)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{MEMBER} is not what the drafts describe: {error!r}") from error
     if wrong:
         raise UsageError(f"{MEMBER}: {wrong}")

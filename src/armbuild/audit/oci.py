@@ -32,6 +32,7 @@ def open_oci(path: Path, number: int = 0) -> Archive:
         manifests = image.manifests()
         for layer in dict.fromkeys(manifests[number].layers):  # each once, however often it is listed
             image.verify(layer)
+        budget = image.budget(images=len(manifests))
     except CheckFailed as error:
         stack.close()
         raise BrokenArchive(str(error)) from error
@@ -39,7 +40,7 @@ def open_oci(path: Path, number: int = 0) -> Archive:
     return Archive(
         path=path,
         kind="oci",
-        members=_members(image, manifests[number], image.budget(images=len(manifests)), problems),
+        members=_members(image, manifests[number], budget, problems),
         problems=problems,
         size=image.size,
         images=len(manifests),

@@ -243,7 +243,7 @@ def build_info(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
         return None, []
     try:
         info = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return {}, [f"armllm/build_info.json is not JSON: {error}"]
     wanted = {
         "schema": int,

@@ -5,16 +5,18 @@ What they say of themselves is in their `documents`. Every blob is compared with
 
 from __future__ import annotations
 
-import gzip
 import hashlib
+import os
 import posixpath
+import tempfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from armbuild.artifact.archives import BROKEN, ZstdFile, open_file, open_tar, walk
-from armbuild.artifact.limits import Budget, refuse_holes
+from armbuild.artifact import pieces
+from armbuild.artifact.archives import BROKEN, OF_THIS_MACHINE, open_file, open_tar, walk
+from armbuild.artifact.limits import FEW_IMAGES, Budget, refuse_holes
 from armbuild.errors import CheckFailed, UsageError
 from armbuild.image.documents import Documents, digest_of
 from armbuild.image.layers import MEDIA_TYPE, PLAIN, media_type
@@ -37,6 +39,8 @@ class ImageFile:
     path: Path
     _tar: tarfile.TarFile | None
     _members: dict[str, tarfile.TarInfo]
+    _unpacked: int = 0
+    """Bytes of a compressed archive's copy."""
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
@@ -104,8 +108,13 @@ class ImageFile:
         return sum(path.stat().st_size for path in files)
 
     def budget(self, images: int = 1) -> Budget:
-        """Return what reading all layers of one image may come to, of so many that are read one by one."""
-        return Budget(self.path, self.size, images=images)
+        """Return what reading all layers of one image may come to, of so many that are read one by one.
+
+        Raises CheckFailed where unpacking the archive so often is too much.
+        """
+        budget = Budget(self.path, self.size, images=images)
+        budget.take_bytes(self._unpacked // FEW_IMAGES)  # which happens again for each image
+        return budget
 
     def entries(self, layer: LayerBlob, budget: Budget) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
         """Yield what a layer holds; an entry's content can be had of its tar before the next is asked for.
@@ -119,6 +128,8 @@ class ImageFile:
                 for entry in budget.entries(tar):
                     yield tar, entry
             budget.rest(stream)  # what follows the tar's end mark belongs to the digest too
+        with self.open(layer.name) as blob:  # long headers of gzip are read, and unpack to nothing
+            budget.take_bytes(max(0, blob.seek(0, os.SEEK_END) - stream.size))
         if f"sha256:{stream.digest.hexdigest()}" != layer.diff_id:
             raise CheckFailed(f"{self.path}: layer {layer.diff_id} was tampered with: its content is another")
 
@@ -131,9 +142,8 @@ class ImageFile:
             if kind == PLAIN:
                 yield stream
             else:
-                opened = gzip.GzipFile(fileobj=stream) if kind == MEDIA_TYPE else ZstdFile(stream)
-                with opened as inner:
-                    yield cast("IO[bytes]", inner)
+                with pieces.opened(stream, is_gzip=kind == MEDIA_TYPE) as inner:
+                    yield inner
 
 
 class _Hashing:
@@ -141,10 +151,12 @@ class _Hashing:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.digest: Any = hashlib.sha256()
+        self.size = 0
         self._stream = stream
 
     def read(self, size: int = -1) -> bytes:
         block = self._stream.read(size)
+        self.size += len(block)
         self.digest.update(block)
         return block
 
@@ -165,7 +177,8 @@ def open_image(path: Path) -> ImageFile:
     refuse_holes(path)
     stack = ExitStack()
     try:
-        tar = stack.enter_context(open_tar(path))
+        stream, unpacked = _plain(path, stack)
+        tar = stack.enter_context(open_tar(stream=stream))
         entries = Budget(path, path.stat().st_size).entries(tar)
         members = _by_name(path, entries)
     except CheckFailed:
@@ -173,6 +186,8 @@ def open_image(path: Path) -> ImageFile:
         raise
     except (*_BROKEN, OSError) as error:
         stack.close()
+        if isinstance(error, OSError) and error.errno in OF_THIS_MACHINE:
+            raise
         raise UsageError(f"{path}: not an image: it is no tar archive, or a damaged one") from error
     _follow_links(members)
     if "index.json" not in members and "manifest.json" not in members:
@@ -180,7 +195,28 @@ def open_image(path: Path) -> ImageFile:
         raise UsageError(
             f"{path}: a tar archive, but not an image: it has neither index.json nor manifest.json"
         )
-    return ImageFile(path=path, _tar=tar, _members=members, _stack=stack)
+    return ImageFile(path=path, _tar=tar, _members=members, _unpacked=unpacked, _stack=stack)
+
+
+def _plain(path: Path, stack: ExitStack) -> tuple[IO[bytes], int]:
+    """Open an archive; of a compressed one a temporary copy, of which the size is returned, too.
+
+    Else each file that is opened would unpack again what is before it.
+
+    Raises CheckFailed for one that looks like a bomb.
+    """
+    file = stack.enter_context(path.open("rb"))
+    is_gzip = file.read(2) == pieces.GZIP
+    file.seek(0)
+    if not is_gzip:
+        return file, 0
+    copy = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
+    budget = Budget(path, path.stat().st_size)
+    with pieces.opened(file, is_gzip=True) as unpacked:
+        for block in budget.blocks(unpacked):
+            copy.write(block)
+    copy.seek(0)
+    return copy, budget.total
 
 
 def _by_name(path: Path, entries: Iterator[tarfile.TarInfo]) -> dict[str, tarfile.TarInfo]:

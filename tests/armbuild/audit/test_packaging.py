@@ -130,6 +130,15 @@ def test_our_wheel_must_hold_the_targets_that_it_states(own_wheel):
     only_error(own_wheel(info={"version": "9"}), "version 9")
 
 
+def test_a_document_in_too_many_brackets_is_an_error_of_that_wheel(wheel):
+    """Else the audit of all wheels of a command would end there, without the name of one."""
+    path = wheel({"armllm/build_info.json": b"[" * 100_000}, tag="py3-none-any")
+    assert any("build_info.json is not JSON" in error for error in audit_path(path).errors)
+    path = wheel({f"{INFO}/variant.json": b"[" * 100_000}, tag="py3-none-any")
+    path = path.rename(path.with_name(path.name.replace("-any.", "-any-fast.")))
+    assert any("variant.json is not what" in error for error in audit_path(path).errors)
+
+
 def test_our_wheel_must_be_labeled_with_its_baseline(own_wheel):
     only_error(own_wheel(info={"baseline": "neoverse-v1"}), "local label")
     assert audit_path(own_wheel(info={"baseline": "neoverse-v1"}, version="1.0+neoverse.v1")).errors == ()

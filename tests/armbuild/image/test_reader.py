@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import json
 import os
@@ -7,10 +8,10 @@ import pytest
 from tests.armbuild.image import small
 
 from armbuild import verify
-from armbuild.artifact import limits
+from armbuild.artifact import limits, pieces
 from armbuild.errors import CheckFailed, UsageError
 from armbuild.image import archive, reader, unpack
-from armbuild.image.documents import blob_name
+from armbuild.image.documents import blob_name, digest_of
 
 
 def test_each_platform_of_an_index_is_found(tmp_path):
@@ -110,3 +111,53 @@ def test_two_files_with_one_name_are_refused(tmp_path, name):
         tar.addfile(entry, io.BytesIO(b"{}"))
     with pytest.raises(CheckFailed, match=r"two files with the name 'index\.json'"):
         reader.open_image(path)
+
+
+def packed(path, *more):
+    """Compress an archive, its files in another order and ``more`` empty space at the beginning."""
+    with tarfile.open(path) as plain, tarfile.open(path.with_suffix(".tar.gz"), "w:gz") as tar:
+        for number, size in enumerate(more):
+            entry = tarfile.TarInfo(f"space{number}")
+            entry.size = size
+            tar.addfile(entry, io.BytesIO(bytes(size)))
+        for member in reversed([item for item in plain if item.isfile()]):
+            tar.addfile(member, plain.extractfile(member))
+    return path.with_suffix(".tar.gz")
+
+
+def test_a_compressed_archive_is_unpacked_once(tmp_path, monkeypatch):
+    """Each file before the one that was read last would unpack the whole again."""
+    path = packed(small.write(tmp_path, *({f"file{number}": "1"} for number in range(12))), 8 << 20)
+    given = []
+    readinto = pieces.Pieces.readinto
+    monkeypatch.setattr(
+        pieces.Pieces, "readinto", lambda self, buffer: given.append(size := readinto(self, buffer)) or size
+    )
+    (root := tmp_path / "root").mkdir()
+    with reader.open_image(path) as image:
+        unpack.into_folder(image, image.manifest("arm64"), root)
+    assert len(list(root.iterdir())) == 12
+    assert sum(given) < 9 << 20
+
+
+def test_a_small_archive_of_many_images_is_not_unpacked_for_each(tmp_path):
+    layer = small.layer(tmp_path, {"a": "1"})
+    images = [small.image([layer], Env=[f"A={number}"]) for number in range(60)]
+    path = packed(archive.write(images, tmp_path / "many.tar", name="localhost/x:1").path, 64 << 20)
+    with reader.open_image(path) as image, pytest.raises(CheckFailed, match="looks like a bomb"):
+        image.budget(images=len(image.manifests()))
+
+
+def test_what_unpacks_to_nothing_counts_too(tmp_path):
+    """A header of gzip may be as long as it likes, and a layer be named 1000 times."""
+    layer = small.layer(tmp_path, {"a": "1"})
+    content = layer.blob.read_bytes()
+    layer.blob.write_bytes(b"\x1f\x8b\x08\x08\0\0\0\0\0\xff" + b"n" * 100_000 + b"\0" + content[10:])
+    digest = digest_of(io.BytesIO(layer.blob.read_bytes()))
+    layer = dataclasses.replace(layer, digest=digest, size=layer.blob.stat().st_size)
+    path = archive.write([small.image([layer])], tmp_path / "x.tar", name="localhost/x:1").path
+    with reader.open_image(path) as image:
+        (found,) = image.manifest("arm64").layers
+        budget = image.budget()
+        assert len(list(image.entries(found, budget))) == 1
+        assert budget.total > 80_000
