@@ -8,7 +8,12 @@ import tokenizers
 
 from armllm.checkpoint.byte_pairs import has_byte_pairs, read_byte_pairs
 from armllm.checkpoint.json_file import read_object
-from armllm.checkpoint.tokenizer_limits import check_size, check_tokenizer, is_library_error
+from armllm.checkpoint.tokenizer_limits import (
+    check_size,
+    check_tables,
+    check_tokenizer,
+    is_library_error,
+)
 from armllm.checkpoint.word_pieces import has_word_pieces, read_word_pieces
 from armllm.errors import CheckpointError, RequestError, first_line
 
@@ -164,6 +169,7 @@ def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
             " read (convert it with transformers, or pass skip_tokenizer_init=True and prompts of token ids)"
         )
     check_size(path)
+    check_tables(path)
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except BaseException as error:

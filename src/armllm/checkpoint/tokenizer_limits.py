@@ -6,9 +6,9 @@ A tokenizer.json is a program over strings. Its parts are looked at as the `toke
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from armllm.checkpoint import json_file
@@ -27,10 +27,30 @@ MOST_GROWTH = 128  # characters that one character may become
 # four bytes, written as letters; a letter between two spaces.
 GROWTH = {"ByteLevel": 4, "BertNormalizer": 3}
 
+_CHARSMAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
+
 
 def check_size(path: Path) -> None:
     """Refuse a tokenizer.json that would take gigabytes once it is read."""
     json_file.check_size(path, MAX_BYTES)
+
+
+def check_tables(path: Path) -> None:
+    """Refuse a table of replacements that the library would panic at, and write a trace to the terminal."""
+    for found in _CHARSMAP.finditer(path.read_bytes()):
+        if not _is_table(found[1]):
+            raise CheckpointError(f"{path}: the precompiled_charsmap of its normalizer is damaged")
+
+
+def _is_table(charsmap: bytes) -> bool:
+    """Whether this is a table of SentencePiece's, in base64 as the library takes it."""
+    try:
+        table = base64.b64decode(charsmap, validate=True)
+        trie = int.from_bytes(table[:4], "little") // 4 * 4
+        table[4 + trie :].decode()
+    except ValueError:
+        return False
+    return len(table) >= 4 + trie and base64.b64encode(table) == charsmap
 
 
 def is_library_error(error: BaseException) -> bool:
@@ -141,9 +161,6 @@ def _growth(step: dict[str, Any]) -> int:
 
 def _longest_replacement(charsmap: str) -> int:
     """Of SentencePiece's table: a trie's size in 4 bytes, the trie, and texts that end in zeros."""
-    try:
-        table = base64.b64decode(charsmap)
-    except binascii.Error:
-        return 1  # the library has read it, and found nothing in it
+    table = base64.b64decode(charsmap)
     first = 4 + int.from_bytes(table[:4], "little")
     return max([1, *map(len, table[first:].split(b"\0"))])

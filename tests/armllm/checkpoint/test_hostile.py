@@ -241,6 +241,18 @@ def test_usual_normalizers_are_taken(folder):
     open_checkpoint(folder)
 
 
+@pytest.mark.parametrize(
+    "charsmap",
+    ["!", "AAAA", "/////w==", "AAAAAB==", base64.b64encode(bytes(4) + b"\xff\0").decode()],
+    ids=["base64", "short", "trie", "bits", "utf-8"],
+)
+def test_a_damaged_table_of_replacements(folder, capfd, charsmap):
+    """The library would panic, and write a trace to the terminal."""
+    tokenizer_with(folder, normalizer={"type": "Precompiled", "precompiled_charsmap": charsmap})
+    refused(folder, "the precompiled_charsmap of its normalizer is damaged")
+    assert "panicked" not in capfd.readouterr().err
+
+
 def gguf_with(llama_file, key, value):
     """A GGUF file with a tokenizer, one of whose values is replaced by another."""
     path, arch, model = llama_file
