@@ -36,11 +36,13 @@ if TYPE_CHECKING:
     from armllm.engine.sequence import Sequence
 
 logger = logging.getLogger(__name__)
-# What GPT-2, BLOOM, MPT and such call these keys of config.json.
+# What GPT-2, GPT-Neo, BLOOM, MPT, XGLM, ChatGLM and such call these keys of config.json.
 OTHER_NAMES = {
+    "vocab_size": ("padded_vocab_size",),
     "hidden_size": ("n_embd", "n_embed", "d_model"),
-    "num_hidden_layers": ("n_layer", "n_layers"),
-    "num_attention_heads": ("n_head", "n_heads"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads"),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
 }
 
 
@@ -55,9 +57,11 @@ def read_config(folder: Path) -> ModelConfig:
         for other in others:
             if other in reader.values:
                 reader.values.setdefault(name, reader.values[other])
+    if "word_embed_proj_dim" in reader.values:  # of OPT, whose head may read fewer values than its layers
+        reader.values["hidden_size"] = reader.values["word_embed_proj_dim"]
     named = reader.get("architectures", None)
     architecture = named[0] if isinstance(named, list) and named else reader.get("model_type", "unknown")
-    fields = reader.common(str(architecture), default_positions=reader.integer("n_positions", 2048))
+    fields = reader.common(str(architecture), default_positions=2048)
     rope = reader.get("rope_parameters", None) or reader.get("rope_scaling", None)
     if isinstance(rope, dict) and "longrope" in (rope.get("rope_type"), rope.get("type")):
         original = rope.get("original_max_position_embeddings")

@@ -205,13 +205,25 @@ def test_what_this_back_end_does_not_do_is_named(options, message):
         LLM(str(IR), **(OPTIONS | options))
 
 
-def test_a_config_with_the_names_of_gpt_2_is_read(tmp_path):
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+        {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"},
+        {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "max_position_embeddings": "max_seq_len"},
+        {"hidden_size": "d_model", "num_attention_heads": "attention_heads"},
+        {"vocab_size": "padded_vocab_size", "max_position_embeddings": "seq_length"},
+        {"hidden_size": "word_embed_proj_dim"},
+    ],
+    ids=["GPT-2", "GPT-Neo", "MPT", "XGLM", "ChatGLM", "OPT"],
+)
+def test_a_config_with_the_names_of_another_family_is_read(tmp_path, names):
     folder = shutil.copytree(IR, tmp_path / "ir")
     config = json.loads((folder / "config.json").read_text())
-    names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
-    (folder / "config.json").write_text(
-        json.dumps({names.get(key, key): value for key, value in config.items()})
-    )
+    changed = {names.get(key, key): value for key, value in config.items()}
+    if "word_embed_proj_dim" in changed:  # the layers are wider than what the head reads
+        changed["hidden_size"] = 2 * config["hidden_size"]
+    (folder / "config.json").write_text(json.dumps(changed))
     assert read_config(folder) == read_config(IR)
 
 
