@@ -258,7 +258,10 @@ def _choose_rows(model: Any, path: Path, dtype: str) -> None:
     """
     unknown = {port.any_name for port in model.inputs if not _is_cache(port.any_name)} - STEP_INPUTS
     if unknown:
-        raise CheckpointError(f"{path} asks for {', '.join(sorted(unknown))}: only text models are supported")
+        raise CheckpointError(
+            f"{path} asks for {', '.join(sorted(unknown))}: models for pictures, and those with recurrent"
+            " layers, are not supported"
+        )
     if not any(_is_cache(port.any_name) for port in model.inputs):
         raise CheckpointError(
             f"{path} has no attention over a KV cache; convert with --task text-generation-with-past"

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from armllm.engine.sequence import Sequence
 
 logger = logging.getLogger(__name__)
-# What GPT-2, GPT-Neo, BLOOM, MPT, XGLM, ChatGLM and such call these keys of config.json.
+# What GPT-2, GPT-Neo, BLOOM, MPT, ChatGLM and such call these keys of config.json.
 OTHER_NAMES = {
     "vocab_size": ("padded_vocab_size",),
     "hidden_size": ("n_embd", "n_embed", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
     "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
 }
 

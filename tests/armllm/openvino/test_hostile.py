@@ -53,9 +53,21 @@ def refused(folder, message):
         ("node {\n op: '\x1b[2J' }", "OpenVINO does not take it"),  # of TensorFlow, which would be read, too
         (SOUND.replace('offset="0" size="4"', 'offset="0" size="4000000000000"', 1), "bin file"),
         (SOUND.replace('offset="0" size="4"', f'offset="{2**64 - 4}" size="8"', 1), "does not take it"),
+        (
+            SOUND.replace("position_ids", "pixel_values"),
+            "models for pictures, and those with recurrent layers",
+        ),
         (SOUND.replace('names="input_ids"', f'names="{"../" * 10**5}\x1b[2J"'), "does not take it"),
     ],
-    ids=["empty", "deep", "another format", "beyond the file", "an offset that wraps", "a path as a name"],
+    ids=[
+        "empty",
+        "deep",
+        "another format",
+        "beyond the file",
+        "an offset that wraps",
+        "of a picture",
+        "a path as a name",
+    ],
 )
 def test_a_graph_that_is_none(folder, text, message, capfd):
     (folder / XML).write_text(text)

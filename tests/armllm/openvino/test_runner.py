@@ -211,11 +211,10 @@ def test_what_this_back_end_does_not_do_is_named(options, message):
         {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
         {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"},
         {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "max_position_embeddings": "max_seq_len"},
-        {"hidden_size": "d_model", "num_attention_heads": "attention_heads"},
         {"vocab_size": "padded_vocab_size", "max_position_embeddings": "seq_length"},
         {"hidden_size": "word_embed_proj_dim"},
     ],
-    ids=["GPT-2", "GPT-Neo", "MPT", "XGLM", "ChatGLM", "OPT"],
+    ids=["GPT-2", "GPT-Neo", "MPT", "ChatGLM", "OPT"],
 )
 def test_a_config_with_the_names_of_another_family_is_read(tmp_path, names):
     folder = shutil.copytree(IR, tmp_path / "ir")
