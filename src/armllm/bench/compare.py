@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from armllm.checkpoint import json_file
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def compare_results(paths: Sequence[Path]) -> list[Figure]:
 def _figures(path: Path) -> Iterator[tuple[str, tuple[float, bool]]]:
     """Label, value and whether more is better."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json_file.parse(path.read_bytes())
         results = document.get("results", [document])
         found = [figure for result in results for figure in _of_result(result)]
     except OSError as error:

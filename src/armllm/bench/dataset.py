@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from armllm.checkpoint import json_file
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def sharegpt_requests(
     would not fit; the rest is shuffled.
     """
     try:
-        conversations = json.loads(Path(path).read_text(encoding="utf-8"))
+        conversations = json_file.parse(Path(path).read_bytes())
         pairs = [
             (turns[0]["value"], turns[1]["value"])
             for entry in conversations

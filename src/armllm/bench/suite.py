@@ -10,6 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from armllm.checkpoint import json_file
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Case:
 def read_suite(path: Path, result_dir: Path) -> list[Case]:
     """The cases of a file: a list of tests, or tests with defaults; RequestError says what is wrong."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json_file.parse(path.read_bytes())
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:

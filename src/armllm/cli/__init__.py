@@ -92,15 +92,23 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _explain(error: BaseException) -> tuple[str, int]:
     """What to tell the user, and the exit status."""
-    if isinstance(error, ArmllmError):
-        return str(error), error.status
-    if isinstance(error, ClickException):
-        return " ".join(error.format_message().split()), 2
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        return "interrupted", INTERRUPTED
-    if isinstance(error, ModuleNotFoundError):
-        module = (error.name or "").split(".", 1)[0]
-        return f"{module} is not installed: pip install 'armllm[{EXTRAS.get(module, 'engine')}]'", 3
+    match error:
+        case ArmllmError():
+            return str(error), error.status
+        case ClickException():
+            return " ".join(error.format_message().split()), 2
+        case KeyboardInterrupt() | typer.Abort():
+            return "interrupted", INTERRUPTED
+        case RecursionError():
+            return "the input is nested too deeply: lists and objects in one another", 2
+        case ModuleNotFoundError() | OSError():
+            return _explain_system(error), 3
+        case _:
+            return f"internal error: {type(error).__name__}: {error} (--verbose shows where)", 70
+
+
+def _explain_system(error: ModuleNotFoundError | OSError) -> str:
     if isinstance(error, OSError):
-        return f"{error.filename or 'system'}: {error.strerror or error}", 3
-    return f"internal error: {type(error).__name__}: {error} (--verbose shows where)", 70
+        return f"{error.filename or 'system'}: {error.strerror or error}"
+    module = (error.name or "").split(".", 1)[0]
+    return f"{module} is not installed: pip install 'armllm[{EXTRAS.get(module, 'engine')}]'"

@@ -55,7 +55,13 @@ def test_offline_runs_are_compared_and_missing_figures_are_none(tmp_path):
 
 @pytest.mark.parametrize(
     ("second", "words"),
-    [("[1]", "no result of"), ("{", "no result of"), ("{}", "no result of"), (None, "No such file")],
+    [
+        ("[1]", "no result of"),
+        ("{", "no result of"),
+        ("{}", "no result of"),
+        pytest.param("[" * 100_000, "no result of", id="deep"),
+        (None, "No such file"),
+    ],
 )
 def test_what_is_no_result_is_one_line(tmp_path, capsys, second, words):
     first = write(tmp_path / "a.json", serving(1.0, 1.0))

@@ -64,6 +64,7 @@ def test_a_dry_run_prints_the_commands_of_the_filtered_cases(suite, capsys):
     ("document", "words"),
     [
         ("{", "no JSON"),
+        pytest.param("[" * 100_000, "no JSON", id="deep"),
         ("3", "list of tests"),
         ('[{"test_name": "latency_a"}]', "name no model"),
         ('[{"test_name": "speed_a", "parameters": {"model": "x"}}]', "must begin with latency"),

@@ -128,7 +128,7 @@ def test_conversations_are_read_and_what_does_not_fit_is_left_out(tmp_path):
     assert [request.prompt_token_ids for request in found] == [tokenizer.encode("What is a wheel?")] * 2
     assert found[0].output_len == len(tokenizer.encode("A round thing.", add_special_tokens=False))
     assert sharegpt_requests(str(path), 1, output_len=9, **options)[0].output_len == 9
-    for content in ("[", '{"a": 1}', "[1]"):
+    for content in ("[", '{"a": 1}', "[1]", "[" * 100_000):
         path.write_text(content)
         with pytest.raises(RequestError, match="JSON list"):
             sharegpt_requests(str(path), 1, output_len=None, **options)

@@ -50,6 +50,11 @@ def test_run_reads_the_prompt_from_standard_input(folder, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["prompt"] == "The quick"
 
 
+def test_an_option_that_is_nested_too_deeply_is_one_line(folder, capsys):
+    assert main(["run", folder, "x", "--hf-overrides", "[" * 100_000]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_info_tells_shape_and_size(folder, capsys, make_checkpoint):
     assert main(["info", folder, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
