@@ -50,7 +50,7 @@ def _is_table(charsmap: bytes) -> bool:
         table[4 + trie :].decode()
     except ValueError:
         return False
-    return len(table) >= 4 + trie and base64.b64encode(table) == charsmap
+    return len(table) >= 4 + trie > 4 and base64.b64encode(table) == charsmap
 
 
 def is_library_error(error: BaseException) -> bool:

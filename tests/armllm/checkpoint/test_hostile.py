@@ -199,7 +199,7 @@ def replace(content, **pattern):
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-CHARSMAP = base64.b64encode(struct.pack("<I", 0) + b"a" * 200 + b"\0").decode()
+CHARSMAP = base64.b64encode(struct.pack("<I", 1024) + bytes(1024) + b"a" * 200 + b"\0").decode()
 
 
 @pytest.mark.parametrize(
@@ -243,8 +243,15 @@ def test_usual_normalizers_are_taken(folder):
 
 @pytest.mark.parametrize(
     "charsmap",
-    ["!", "AAAA", "/////w==", "AAAAAB==", base64.b64encode(bytes(4) + b"\xff\0").decode()],
-    ids=["base64", "short", "trie", "bits", "utf-8"],
+    [
+        "!",
+        "AAAA",
+        "AAAAAA==",
+        "/////w==",
+        "AAAAAB==",
+        base64.b64encode(b"\4\0\0\0" + bytes(4) + b"\xff\0").decode(),
+    ],
+    ids=["base64", "short", "empty", "trie", "bits", "utf-8"],
 )
 def test_a_damaged_table_of_replacements(folder, capfd, charsmap):
     """The library would panic, and write a trace to the terminal."""
