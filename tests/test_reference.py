@@ -116,6 +116,7 @@ def test_schemas_are_linked() -> None:
         f"generates {grammar.TRIED_TOKENS} tokens by the grammar, in at most {grammar.TRIAL_SECONDS:g} s",
         f"may take {structured.SECONDS_AT_ONCE:.0f} s, and {2e3 * structured.SECONDS_PER_USE:.0f} ms more",
         f"up to {structured.CACHED_BYTES >> 20} MiB of compiled grammars",
+        f"is refused again for {structured.REFUSED_SECONDS:.0f} s",
         f"Bodies of {limits.HEAVY_BYTES >> 10} KiB, texts of {limits.HEAVY_TEXT >> 10} KiB",
     ],
 )  # fmt: skip

@@ -178,7 +178,7 @@ def open_image(path: Path) -> ImageFile:
     stack = ExitStack()
     try:
         stream, unpacked = _plain(path, stack)
-        tar = stack.enter_context(open_tar(stream=stream))
+        tar = stack.enter_context(open_tar(stream=stream, mode="r:"))
         entries = Budget(path, path.stat().st_size).entries(tar)
         members = _by_name(path, entries)
     except CheckFailed:
@@ -188,7 +188,9 @@ def open_image(path: Path) -> ImageFile:
         stack.close()
         if isinstance(error, OSError) and error.errno in OF_THIS_MACHINE:
             raise
-        raise UsageError(f"{path}: not an image: it is no tar archive, or a damaged one") from error
+        raise UsageError(
+            f"{path}: not an image: it is no tar archive, plain or compressed with gzip, or a damaged one"
+        ) from error
     _follow_links(members)
     if "index.json" not in members and "manifest.json" not in members:
         stack.close()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from armllm.errors import RequestError
+from armllm.errors import BusyError, RequestError
 from armllm.helper_process import HelperProcess, answer_questions, memory
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class GrammarCheck:
         """How many bytes the compiled grammar takes; RequestError if it can't be compiled in bounded time."""
         answer = self._process.ask({"kind": kind, "source": source})
         if answer is None and self._process.setup_answer is None:
-            raise RequestError("structured_outputs is not available: the compiling process does not start")
+            raise BusyError("structured_outputs is not available now: the compiling process does not start")
         if answer is None:
             raise RequestError(
                 f"structured_outputs.{kind} is too complex: compiling it takes too much time, memory or depth"

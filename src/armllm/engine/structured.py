@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from armllm.engine.grammar import GrammarCheck, compile_grammar, first_line, library
-from armllm.errors import RequestError
+from armllm.errors import BusyError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 SOURCE_BYTES = 256 << 10  # of one schema, regex, list of choices or grammar
 CACHED_BYTES = 256 << 20  # of compiled grammars
 LEAST_BYTES = 64 << 10  # what a small one takes, about
+REFUSED_SECONDS = 60.0  # in which a refused one is not tried again
+MOST_REFUSED = 256
 SECONDS_AT_ONCE = 1.0  # of the engine's thread
 SECONDS_PER_USE = 0.005
 
@@ -104,6 +107,7 @@ class GrammarCompiler:
         self._eos = eos if eos is not None else min(end_token_ids, default=None)
         self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._cached: OrderedDict[tuple[str, str], tuple[llguidance.LLMatcher, int]] = OrderedDict()
+        self._refused: OrderedDict[tuple[str, bytes], tuple[float, str]] = OrderedDict()
         self.cached_bytes = 0
 
     def matcher(self, wanted: StructuredOutputsParams) -> Matcher:
@@ -147,13 +151,36 @@ class GrammarCompiler:
         key = kind, source
         compiled = self._find(key)
         if compiled is None:
+            self._refuse_again(key)
             with self._compiling:
                 compiled = self._find(key)  # the same grammar often comes from several at once
                 if compiled is None:
-                    size = max(self._check.check(kind, source), LEAST_BYTES) + 2 * len(source)
-                    compiled = compile_grammar(self._vocabulary, kind, source)
-                    self._keep(key, compiled, size)
+                    self._refuse_again(key)
+                    compiled = self._try(key)
         return Matcher(compiled.deep_copy(), self._end_token_ids, self._eos, Clock())
+
+    def _try(self, key: tuple[str, str]) -> llguidance.LLMatcher:
+        kind, source = key
+        try:
+            size = max(self._check.check(kind, source), LEAST_BYTES) + 2 * len(source)
+            compiled = compile_grammar(self._vocabulary, kind, source)
+        except BusyError:
+            raise
+        except RequestError as error:
+            with self._lock:
+                self._refused[_short(key)] = time.monotonic() + REFUSED_SECONDS, str(error)
+                if len(self._refused) > MOST_REFUSED:
+                    self._refused.popitem(last=False)
+            raise
+        self._keep(key, compiled, size)
+        return compiled
+
+    def _refuse_again(self, key: tuple[str, str]) -> None:
+        """Refuse what was refused lately: to find that out may have taken seconds of CPU time."""
+        with self._lock:
+            until, reason = self._refused.get(_short(key), (0.0, ""))
+        if time.monotonic() < until:
+            raise RequestError(reason)
 
     def _find(self, key: tuple[str, str]) -> llguidance.LLMatcher | None:
         with self._lock:
@@ -168,6 +195,11 @@ class GrammarCompiler:
             self.cached_bytes += size
             while len(self._cached) > 1 and self.cached_bytes > CACHED_BYTES:
                 self.cached_bytes -= self._cached.popitem(last=False)[1][1]
+
+
+def _short(key: tuple[str, str]) -> tuple[str, bytes]:
+    kind, source = key
+    return kind, hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
 
 
 def _check_size(kind: str, source: str) -> None:

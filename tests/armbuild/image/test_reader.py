@@ -140,6 +140,16 @@ def test_a_compressed_archive_is_unpacked_once(tmp_path, monkeypatch):
     assert sum(given) < 9 << 20
 
 
+@pytest.mark.parametrize("kind", ["bz2", "xz"])
+def test_an_archive_in_another_compression_is_refused(tmp_path, kind):
+    """It would be unpacked again for each file; neither docker nor skopeo writes one."""
+    path = small.write(tmp_path, {"a": "1"})
+    with tarfile.open(path.with_suffix(f".{kind}"), f"w:{kind}") as tar:
+        tar.add(path, "index.json")
+    with pytest.raises(UsageError, match="plain or compressed with gzip"):
+        reader.open_image(path.with_suffix(f".{kind}"))
+
+
 def test_a_small_archive_of_many_images_is_not_unpacked_for_each(tmp_path):
     layer = small.layer(tmp_path, {"a": "1"})
     images = [small.image([layer], Env=[f"A={number}"]) for number in range(60)]

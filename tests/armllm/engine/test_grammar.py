@@ -9,15 +9,22 @@ import pytest
 from armllm import StructuredOutputsParams
 from armllm.engine import structured
 from armllm.engine.structured import GrammarCompiler
-from armllm.errors import RequestError
+from armllm.errors import BusyError, RequestError
 from armllm.smoke.passages import MODEL
 from armllm.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
-def grammars():
+def compiler():
     tokenizer = Tokenizer(MODEL)
     return GrammarCompiler(tokenizer, tokenizer.vocab_size, frozenset({tokenizer.eos_token_id or 0}))
+
+
+@pytest.fixture
+def grammars(compiler):
+    """A compiler that has refused nothing."""
+    compiler._refused.clear()
+    return compiler
 
 
 def chain_of_objects(length):
@@ -107,3 +114,38 @@ def test_a_grammar_is_compiled_once_and_what_is_kept_has_a_limit_in_bytes(gramma
     assert compiled == [f"x{index}" for index in range(9)]
     grammars.matcher(StructuredOutputsParams(regex="x0"))  # the oldest had to go
     assert compiled[-1] == "x0"
+
+
+def test_a_grammar_that_was_refused_is_not_tried_again_at_once(grammars, monkeypatch):
+    """It would catch a client that repeats a costly grammar, each time for seconds of CPU time."""
+    tried = []
+
+    def check(_, kind, source):
+        tried.append(source)
+        raise RequestError(f"structured_outputs.{kind} is too complex")
+
+    monkeypatch.setattr(structured.GrammarCheck, "check", check)
+    monkeypatch.setattr(structured, "MOST_REFUSED", 2)
+    for source in ["q1", "q1", "q2", "q3", "q3", "q1"]:
+        with pytest.raises(RequestError, match="regex is too complex"):
+            grammars.matcher(StructuredOutputsParams(regex=source))
+    assert tried == ["q1", "q2", "q3", "q1"]
+    monkeypatch.setattr(structured, "REFUSED_SECONDS", 0.0)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="regex is too complex"):
+            grammars.matcher(StructuredOutputsParams(regex="q4"))
+    assert tried[4:] == ["q4", "q4"]
+
+
+def test_where_no_process_starts_a_grammar_is_tried_again(grammars, monkeypatch):
+    asked = []
+
+    def check(*_):
+        asked.append(1)
+        raise BusyError("not available now")
+
+    monkeypatch.setattr(structured.GrammarCheck, "check", check)
+    for _ in range(2):
+        with pytest.raises(BusyError):
+            grammars.matcher(StructuredOutputsParams(regex="q5"))
+    assert len(asked) == 2
