@@ -23,6 +23,7 @@ from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_qua
 
 from armbuild.image.client import free_port
 from armllm import vllm_plugin
+from armllm.layers.cpu import has_fast_kernel
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -166,6 +167,8 @@ def test_integer_weights_mean_what_transformers_computes(make_checkpoint, tmp_pa
     torch.testing.assert_close(found, expected(model), rtol=0, atol=0.15)
 
 
+# With AMX the kernels take weights as they are, else in panels.
+DENSE_PRODUCT = "armllm::linear" if has_fast_kernel(torch.bfloat16) else "armllm::panel_linear"
 # The changes of the model, its mode, the parts, the layers of ours that are built, and what is called.
 # A part that is named is active where it is slower, too.
 FLOATING = {
@@ -176,7 +179,7 @@ FLOATING = {
         LINEAR | ELEMENTWISE,
         {
             *("armllm::rms_norm", "armllm::silu_and_mul", "armllm::rotary_embedding"),
-            *("armllm::fused_add_rms_norm", "armllm::linear", "write_kv_cache", "paged_attention"),
+            *("armllm::fused_add_rms_norm", DENSE_PRODUCT, "write_kv_cache", "paged_attention"),
         },
     ),
     "mixtral": (MIXTRAL, "compiled", "all", {"MoEMethod"}, {"moe", "write_kv_cache", "paged_attention"}),
