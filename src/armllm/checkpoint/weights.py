@@ -84,13 +84,13 @@ class StackedFormat(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Product:
-    """Quantized matrices that lie side by side: names below ``prefix`` and rows."""
+    """Quantized matrices that lie side by side: names below ``prefix`` and rows. bias: see `matrices`."""
 
     prefix: str
     parts: dict[str, int]
     in_features: int
     scheme: Scheme
-    bias: bool
+    bias: bool | None
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -197,12 +197,12 @@ class Weights(abc.ABC):
 
     @abc.abstractmethod
     def matrices(
-        self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
+        self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool | None
     ) -> Sequence[tuple[list[str], IntegerWeight | PackedMatrix]]:
         """The quantized matrices of one product: those of ``parts`` (name to out_features).
 
         They come joined where they can be, each with the names of its parts. Without ``bias`` the checkpoint
-        may have biases of zeros.
+        may have biases of zeros; None: the caller takes them by itself.
         """
 
     @abc.abstractmethod
@@ -257,19 +257,21 @@ class CheckingWeights(Weights):
         return None
 
     def matrices(
-        self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
+        self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool | None
     ) -> Sequence[tuple[list[str], IntegerWeight | PackedMatrix]]:
         if self.quantization is None:
             raise ValueError("the checkpoint is not quantized")
         self.inventory.products.append(
-            Product(prefix=self.prefix, parts=dict(parts), in_features=in_features, scheme=scheme, bias=bias)
+            Product(
+                prefix=self.prefix, parts=dict(parts), in_features=in_features, scheme=scheme, bias=bool(bias)
+            )
         )
         for name, rows in parts.items():
             self._note_scheme(name, (rows, in_features), scheme)
             self.quantization.claim(self, name, (rows, in_features), scheme)
             if bias:
                 self.claim(f"{name}.bias", (rows,))
-            elif self.has(f"{name}.bias"):
+            elif bias is False and self.has(f"{name}.bias"):
                 self.claim(f"{name}.bias", (rows,), num_bytes=0)
         return []
 
@@ -411,11 +413,11 @@ class LoadingWeights(Weights):
         return found
 
     def matrices(
-        self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
+        self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool | None
     ) -> Sequence[tuple[list[str], IntegerWeight | PackedMatrix]]:
         if self.quantization is None:
             raise ValueError("the checkpoint is not quantized")
-        if not bias:
+        if bias is False:
             self.check_idle_biases(parts)
         return self.quantization.load(self, parts, in_features, scheme)
 

@@ -199,7 +199,7 @@ class _Writer:
     def _write_product(self, file: IO[bytes], product: Product) -> None:
         weights = LoadingWeights(self.source, torch.bfloat16)
         weights.prefix = product.prefix
-        if not product.bias:
+        if product.bias is False:
             weights.check_idle_biases(product.parts)
         for names, weight in self.form.load(weights, product.parts, product.in_features, product.scheme):
             packed = pack(weight, self.targets[str(weight.bits)])

@@ -220,12 +220,14 @@ def load_linear(
     parts: Mapping[str, int],
     in_features: int,
     *,
-    bias: bool,
+    bias: bool | None,
     gathered: bool = True,
     first_only: bool = False,
     blocks: int = 1,
 ) -> Linear:
     """One product for all ``parts`` (name to out_features), which lie side by side in its result.
+
+    ``bias`` None: the caller adds one, False: there is none.
 
     Parts that are stored alike become one matrix; quantized and other ones, for instance, are several.
 
@@ -262,7 +264,7 @@ def matrix_of(product: Linear, weights: Weights, out_features: int, in_features:
     return product(torch.eye(in_features, dtype=weights.dtype)).T
 
 
-def _load(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
+def _load(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias: bool | None) -> Linear:
     form = weights.quantization
     if form is None:
         return _load_dense(weights, parts, in_features, bias=bias)
@@ -282,7 +284,7 @@ def _load(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias:
 
 
 def _load_quantized(
-    weights: Weights, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
+    weights: Weights, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool | None
 ) -> list[Linear]:
     products: list[Linear] = []
     for names, weight in weights.matrices(parts, in_features, scheme, bias=bias):
@@ -295,7 +297,7 @@ def _load_quantized(
     return products
 
 
-def _load_dense(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
+def _load_dense(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias: bool | None) -> Linear:
     """A single part stays where the file is mapped, if its dtype is right and it is not packed.
 
     Several are copied into one matrix. Panels are made from the files, without a copy in the wanted dtype.

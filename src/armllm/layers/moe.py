@@ -163,12 +163,17 @@ def load_matrices(
     hidden_size: int,
     size: int,
     names: tuple[str, str, str] = NAMES,
+    *,
+    bias: bool | None = False,
 ) -> tuple[Sequence[Matrix], Sequence[Matrix]]:
-    """Gates and ups of each expert, and its second matrix, from ``N.<name>.weight``."""
+    """Gates and ups of each expert, and its second matrix, from ``N.<name>.weight``.
+
+    ``bias`` is that of `load_linear`.
+    """
     gate_name, up_name, down_name = names
     scopes = [experts.scope(str(expert)) for expert in range(num_experts)]
-    gate_up = [_matrix(scope, {gate_name: size, up_name: size}, hidden_size) for scope in scopes]
-    return gate_up, [_matrix(scope, {down_name: hidden_size}, size) for scope in scopes]
+    gate_up = [_matrix(scope, {gate_name: size, up_name: size}, hidden_size, bias) for scope in scopes]
+    return gate_up, [_matrix(scope, {down_name: hidden_size}, size, bias) for scope in scopes]
 
 
 class Gathers(NamedTuple):
@@ -225,13 +230,13 @@ def combined(
     )
 
 
-def _matrix(weights: Weights, parts: Mapping[str, int], inputs: int) -> Matrix:
+def _matrix(weights: Weights, parts: Mapping[str, int], inputs: int, bias: bool | None) -> Matrix:
     """The matrix of all ``parts``, or where it is quantized or watched a product with it."""
     form = weights.quantization
     floating = form is None or all(form.scheme(weights, name, inputs) is None for name in parts)
     if not floating or weights.watch is not None:
         with building_with(None):  # experts get other rows than the step's
-            return load_linear(weights, parts, inputs, bias=False, gathered=False)
+            return load_linear(weights, parts, inputs, bias=bias, gathered=False)
     names = [f"{name}.weight" for name in parts]
     ranks = current_ranks()
     if ranks is not None:

@@ -13,6 +13,7 @@ from armllm.kernels import ClampedSwiGLU
 from armllm.layers.linear import QuantizedLinear
 from armllm.layers.moe import (
     GATES_AND_UPS,
+    NAMES,
     MoE,
     are_separate,
     combined,
@@ -89,14 +90,13 @@ class GptOssDecoderLayer(LlamaDecoderLayer):
         )
         experts, width = block.scope("experts"), config.intermediate_size
         if are_separate(experts):
-            gate_up, down = load_matrices(experts, count, hidden, width)
-            parts = [experts.take(f"{name}_proj_bias", count, width) for name in ("gate", "up")]
-            gate_up_biases = torch.cat(parts, 1)
+            gate_up, down = load_matrices(experts, count, hidden, width, bias=None)
+            gate_up_biases = torch.cat([_biases(experts, name, count, width) for name in NAMES[:2]], 1)
         else:
             gate_up = _matrices(experts, "gate_up_proj", count, (2 * width, hidden))
             down = _matrices(experts, "down_proj", count, (hidden, width))
             gate_up_biases = gates_first(experts.take("gate_up_proj_bias", count, 2 * width), 1)
-        down_biases = experts.take("down_proj_bias", count, hidden)
+        down_biases = _biases(experts, "down_proj", count, hidden)
         biases = (
             own_rows(GATES_AND_UPS)(gate_up_biases.t()).t().float().contiguous(),
             own_rows()(down_biases.t()).t().float().contiguous(),
@@ -153,6 +153,14 @@ def gates_first(x: Tensor, dim: int) -> Tensor:
     rows = x.transpose(0, dim)
     pairs = rows.view(-1, 2, *rows.shape[1:])
     return pairs.transpose(0, 1).flatten(0, 1).transpose(0, dim).contiguous()
+
+
+def _biases(experts: Weights, name: str, count: int, width: int) -> Tensor:
+    """Of all experts ``[count, width]``, from one tensor or from one for each."""
+    own = [f"{expert}.{name}.bias" for expert in range(count)]
+    if experts.has(own[0]):
+        return experts.concatenate(own, [(width,)] * count).view(count, width)
+    return experts.take(f"{name}_bias", count, width)
 
 
 def _matrices(experts: Weights, name: str, count: int, shape: tuple[int, int]) -> Sequence[Matrix]:

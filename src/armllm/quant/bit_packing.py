@@ -8,7 +8,8 @@ from torch import Tensor
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
     """int32 ``[..., W]`` to uint8 ``[..., W * 32 // bits]``, for 4 and 8 bits."""
-    octets = packed.contiguous().view(torch.uint8)
+    # flat: of a matrix of one column, "contiguous" leaves strides that no view of bytes takes
+    octets = packed.flatten().view(torch.uint8).view(*packed.shape[:-1], 4 * packed.shape[-1])
     if bits == 8:
         return octets
     return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(-2)

@@ -31,8 +31,6 @@ FORMATS = ("int-quantized", "pack-quantized")
 GROUP_ORDERS = (True, "group", "dynamic")
 WEIGHT_ORDERS = ("weight", "static")
 FLOATS = ("F16", "BF16", "F32")
-# In transformers 5 no Linear: a target of that class leaves them in floating point, and "ignore" is silent.
-ROUTERS = ("gate", "shared_expert_gate")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,9 +89,12 @@ class CompressedTensors(IntegerFormat):
         return f"{self.method} ({'; '.join(dict.fromkeys(map(str, self.groups)))})"
 
     def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:
-        """The matrix's, exactly as stored."""
+        """The matrix's, exactly as stored.
+
+        Routers, and all experts in one tensor, are no Linear in transformers 5: "ignore" need not name them.
+        """
         group = self._group_of(weights.prefix + name)
-        if group is None or (name in ROUTERS and weights.stored_type(f"{name}.weight") in FLOATS):
+        if group is None or {weights.stored_type(name), weights.stored_type(f"{name}.weight")} & {*FLOATS}:
             return None
         return Scheme(
             bits=group.bits,

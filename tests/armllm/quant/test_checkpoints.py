@@ -78,6 +78,23 @@ def test_pack_quantized(make_checkpoint, tmp_path, arguments, inputs):
     agrees(folder, write_quantized(folder, make_checkpoint(**SIZES), settings, packed(group)))
 
 
+def test_zero_points_of_eight_rows_are_one_word(make_checkpoint, tmp_path):
+    """Catches the strides of a matrix of one column, of which torch makes no view of bytes."""
+    settings, group = compressed("pack-quantized", bits=4, group_size=32, symmetric=False)
+    folder = tmp_path / "model"
+    source = make_checkpoint(num_attention_heads=4, num_key_value_heads=1, head_dim=8)
+    agrees(folder, write_quantized(folder, source, settings, packed(group)))
+
+
+def test_experts_in_one_tensor_stay_in_floating_point(make_checkpoint, tmp_path):
+    """Catches their rounding: no Linear in transformers 5, so that nobody quantizes or ignores them."""
+    settings, group = compressed("pack-quantized", bits=4, group_size=32)
+    moe = {"num_local_experts": 3, "num_experts_per_tok": 2}
+    source = make_checkpoint(architectures=["MixtralForCausalLM"], model_type="mixtral", **moe)
+    folder = tmp_path / "model"
+    agrees(folder, write_quantized(folder, source, settings, packed(group)))
+
+
 def test_zero_points_of_old_versions_are_not_packed(make_checkpoint, tmp_path):
     settings, group = compressed("pack-quantized", bits=4, group_size=32, symmetric=False)
 

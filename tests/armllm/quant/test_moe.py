@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from tests.armllm.models.reference import save_reference
 from tests.armllm.quant.forms import awq, gptq, int_quantized, packed
 from tests.armllm.quant.test_checkpoints import AWQ, GPTQ, TOKENS, agrees, compressed
+from tests.armllm.quant.test_gguf_gpt_oss import CONFIG as GPT_OSS
+from tests.armllm.quant.test_gguf_gpt_oss import parts
 
 BASE = {
     "vocab_size": 400,
@@ -84,3 +86,30 @@ def test_experts_are_read_and_routers_left_alone(tmp_path, architecture, method)
         (place / "config.json").write_text(json.dumps(config | extra))
         save_file(state, place / "model.safetensors", metadata={"format": "pt"})
     agrees(folder, transformers.AutoModelForCausalLM.from_pretrained(twin, dtype=torch.float32).eval())
+
+
+@pytest.mark.usefixtures("exact_products")
+def test_experts_of_gpt_oss_come_one_by_one_with_their_biases(tmp_path):
+    """Catches the checkpoints of llm-compressor, in which each expert has linear layers of its own."""
+    settings, group = compressed("pack-quantized", bits=4, group_size=32)
+    model = save_reference(tmp_path / "model", GPT_OSS, 21)
+    form, generator, stored = packed(group), torch.Generator().manual_seed(6), {}
+    for name, tensor in model.state_dict().items():
+        for part, values in parts(name, tensor).items():
+            if ".experts." not in name:
+                stored[name] = tensor
+                continue
+            before, after = part.split("experts.")
+            for expert, own in enumerate(values):
+                stem = f"{before}experts.{expert}.{after}"
+                if stem.endswith("weight"):
+                    tensors, meant = form(own, generator)
+                    own.copy_(meant)  # into the model: a view
+                    stored |= {stem.removesuffix("weight") + end: one for end, one in tensors.items()}
+                else:
+                    stored[stem] = own.contiguous()
+    save_file(stored, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    settings["ignore"] = ["lm_head", "re:.*self_attn.*"]
+    config = json.dumps(GPT_OSS | {"quantization_config": settings})
+    (tmp_path / "model" / "config.json").write_text(config)
+    agrees(tmp_path / "model", model)
