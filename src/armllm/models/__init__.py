@@ -55,6 +55,7 @@ FAMILIES = {
     "Gemma3nForConditionalGeneration": Family("gemma3n", "gemma3n"),
     "Gemma4ForCausalLM": Family("gemma4", "gemma4_text"),
     "Gemma4ForConditionalGeneration": Family("gemma4", "gemma4"),
+    "Gemma4UnifiedForCausalLM": Family("gemma4", "gemma4_unified_text"),
     "Gemma4UnifiedForConditionalGeneration": Family("gemma4", "gemma4_unified"),
     "GemmaForCausalLM": Family("gemma", "gemma"),
     "Glm4ForCausalLM": Family("glm", "glm4"),

@@ -295,10 +295,15 @@ class Gemma4ForConditionalGeneration(TextPart, Gemma4ForCausalLM):
     always_tied = True
 
 
-class Gemma4UnifiedForConditionalGeneration(TextPart, Gemma4ForCausalLM):
-    """The text part of the model that sees and hears without towers."""
+class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
+    """The text model of the one that sees and hears without towers."""
 
     unified = True
+
+
+class Gemma4UnifiedForConditionalGeneration(TextPart, Gemma4UnifiedForCausalLM):
+    """The text part of the model that sees and hears without towers."""
+
     text_type = "gemma4_unified_text"
     towers = ("model.vision_embedder.*", "model.embed_vision.*", "model.embed_audio.*")
     always_tied = True

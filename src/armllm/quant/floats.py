@@ -3,8 +3,8 @@
 They are decoded while they are read, and are floating-point matrices for everybody else. Products take E4M3
 as it is stored (`DecodedTensors.read_fp8`), so that a weight has 8 bits in memory. Stored are:
 
-- FP8: ``weight`` of 8 bits, with ``weight_scale`` or, in plain ``fp8``, ``weight_scale_inv``: one scale for
-  all, per row, per group of inputs or per block of rows and inputs. Experts may be in one tensor.
+- FP8: ``weight`` of 8 bits, with ``weight_scale``, or ``weight_scale_inv`` or ``scale`` in plain ``fp8``: one
+  scale for all, per row, per group of inputs or per block of rows and inputs. Experts may be in one tensor.
 - FP4: ``weight_packed`` uint8 ``[N, K / 2]`` (E2M1, the first value in the low bits) with ``weight_scale``
   per group: E4M3, divided by ``weight_global_scale`` (NVFP4), or exponents of two with a bias of 127 (MXFP4).
   NVIDIA's ModelOpt calls the bytes ``weight`` and multiplies the scales of NVFP4 by ``weight_scale_2``.
@@ -176,8 +176,8 @@ class DecodedTensors:
                 packed=True,
             )
         elif kind in FP8 and not name.endswith(SCALE):
-            scales = (name + INVERSE, name + SCALE)
-            scale = next((one for one in scales if one in stored), scales[-1])
+            scales = (name + INVERSE, name + SCALE, f"{stem}scale")
+            scale = next((one for one in scales if one in stored), scales[1])
             matrix = _Matrix(values=name, scale=scale, overall=None, shape=shape, packed=False)
         else:
             return None

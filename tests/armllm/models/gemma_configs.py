@@ -145,3 +145,9 @@ def gemma4(rng: random.Random) -> Config:
         },
     ]
     return config | rng.choice(ropes) | extra
+
+
+def gemma4_unified(rng: random.Random) -> Config:
+    config = gemma4(rng) | {"model_type": "gemma4_unified_text"}
+    unknown = ("per_layer_input", "expert", "enable_moe_block")
+    return {name: value for name, value in config.items() if not any(part in name for part in unknown)}

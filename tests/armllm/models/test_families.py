@@ -277,9 +277,9 @@ def test_defaults_are_those_of_transformers(tmp_path, architecture):
         small["num_key_value_heads"] = 32
     ours = read(tmp_path, architecture, **small)
     stem = architecture.removesuffix("ForCausalLM")
-    text = stem in ("Gemma3", "Gemma3n", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+    text = stem in ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
     theirs = getattr(transformers, f"{stem}{'Text' * text}Config")(**small)
-    if architecture == "Gemma4ForCausalLM":
+    if stem.startswith("Gemma4"):
         theirs.allow_global_per_layer_attribute_access = True
     assert ours.architecture == architecture
     shared = getattr(theirs, "multi_query", False)

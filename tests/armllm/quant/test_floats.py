@@ -71,6 +71,7 @@ PLAIN = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 CASES = {
     "one scale": (compressed("float-quantized", strategy="tensor"), fp8(lambda *_: (1,), "weight_scale")),
     "a number": (PLAIN, fp8(lambda *_: (), "weight_scale")),
+    "a matrix, as transformers saves Gemma 4": (PLAIN, fp8(lambda *_: (1, 1), "scale")),
     "per row": (
         compressed("float-quantized", strategy="channel"),
         fp8(lambda rows, _: (rows, 1), "weight_scale", torch.bfloat16),
