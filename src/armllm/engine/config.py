@@ -32,6 +32,8 @@ DTYPES = {
     "float16": torch.float16,
     "half": torch.float16,
 }
+# What is computed in fp32 on a CPU without products in bf16; products in fp32 read FP8 as it is stored.
+FLOAT32_WITHOUT_BF16 = ("F32", "F64", "F8_E4M3", "F8_E5M2")
 # Offline, larger steps take less time in all; a server's are short, so that nobody waits long for a token.
 USAGES = {
     "offline": {"max_num_seqs": 256, "max_num_batched_tokens": 4096},
@@ -67,8 +69,9 @@ class EngineConfig:
       "is_original_qwen3_reranker": True}`` a reranker that was published as a decoder makes scores.
     - limit_mm_per_prompt: the most pictures in a prompt, such as ``{"image": 4}``; default: 16.
     - skip_tokenizer_init: prompts and outputs are token ids only, without text.
-    - dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's 16-bit type where the CPU has
-      products in it, else bfloat16 where it has those, else float32. A log line says which, and why.
+    - dtype: "float32", "bfloat16", "float16", or "auto": bfloat16; float16 where most weights are in it and
+      the CPU has products in it; float32 where most weights are in it or in FP8, and the CPU has no products
+      in bfloat16. A log line says which, and why.
     - quantization: rounds weights while loading: "int8", "int8-g32", "int8-g64", "int8-g128", "int4",
       "int4-g32", "int4-g64", "int4-g128" or "int4-channelwise". For a quantized checkpoint it may be the
       name of its method.
@@ -330,17 +333,14 @@ class EngineConfig:
         if self.dtype != "auto":
             return DTYPES[self._dtype_name]
         stored = "BF16" if self.load_format == "dummy" else _stored_dtype(self.model_folder)
+        dtype, has = torch.bfloat16, "products in bfloat16"
         if stored == "F16" and cpu_computes_float16():
-            dtype = torch.float16
-        else:
-            dtype = torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
-        has = (
-            "has products in float16"
-            if dtype is torch.float16
-            else (f"has {'' if dtype is torch.bfloat16 else 'no '}products in bfloat16")
-        )
+            dtype, has = torch.float16, "products in float16"
+        elif not cpu_computes_bfloat16():
+            # Half of the bytes are faster to read, though not to multiply, than numbers made wider.
+            dtype, has = torch.float32 if stored in FLOAT32_WITHOUT_BF16 else torch.bfloat16, "no products in bfloat16"
         logger.info(
-            "dtype auto: %s, since most weights are %s and this CPU %s",
+            "dtype auto: %s, since most weights are %s and this CPU has %s",
             str(dtype).removeprefix("torch."),
             stored,
             has,

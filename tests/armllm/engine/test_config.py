@@ -32,11 +32,11 @@ def folders(make_checkpoint, tmp_path):
     [
         (True, True, (torch.bfloat16, torch.bfloat16, torch.float16)),
         (True, False, (torch.bfloat16, torch.bfloat16, torch.bfloat16)),
-        (False, True, (torch.float32, torch.float32, torch.float16)),
-        (False, False, (torch.float32, torch.float32, torch.float32)),
+        (False, True, (torch.float32, torch.bfloat16, torch.float16)),
+        (False, False, (torch.float32, torch.bfloat16, torch.bfloat16)),
     ],
 )
-def test_auto_is_what_the_cpu_computes_well(  # noqa: PLR0917
+def test_auto_reads_no_weight_in_twice_its_bytes(  # noqa: PLR0917
     folders, monkeypatch, caplog, bf16, fp16, expected
 ):
     monkeypatch.setattr(config, "cpu_computes_bfloat16", lambda: bf16)
@@ -62,6 +62,15 @@ def test_defaults_depend_on_the_use(usage, seqs, tokens):
     options = EngineConfig.of("m", {"max_num_seqs": None}, usage)
     assert (options.max_num_seqs, options.max_num_batched_tokens) == (seqs, tokens)
     assert EngineConfig.of("m", {"max_num_seqs": 7}, usage).max_num_seqs == 7
+
+
+@pytest.mark.parametrize(("bf16", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_fp8_is_read_as_it_is_stored(tmp_path, monkeypatch, bf16, expected):
+    """On a CPU without products in bf16, those in fp32 decode it, and others would double its bytes."""
+    tensors = {"a": torch.ones(8, 8).to(torch.float8_e4m3fn), "b": torch.ones(8, dtype=torch.bfloat16)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    monkeypatch.setattr(config, "cpu_computes_bfloat16", lambda: bf16)
+    assert EngineConfig.of(tmp_path, {}).torch_dtype is expected
 
 
 def test_the_engine_uses_the_type(make_checkpoint, monkeypatch):
