@@ -44,6 +44,7 @@ class Fp8Product {
         decode(a, first + i, static_cast<char*>(a.scratch) + i * elements_ * size_);
       MatmulArgs part = a;
       part.weight = a.scratch;
+      part.scratch = nullptr;  // the kernel has none of its own
       part.shape.group_size = 0;
       part.shape.out_features = std::min(count * kPanelColumns, a.shape.out_features - column);
       part.out = static_cast<char*>(a.out) + column * size_;

@@ -112,8 +112,8 @@
   }
 
 // Products with floating-point weights, dense_matmul or panel_matmul, given the namespace of the functions
-// that know how.
-#define ARMLLM_FLOAT_MATMUL_ENTRIES(op, T, suffix, space)                                                    \
+// that know how, and the bytes that they decode panels into for many rows.
+#define ARMLLM_FLOAT_MATMUL_ENTRIES(op, T, suffix, space, decoded)                                           \
   static ARMLLM_ENTRY int64_t op##_panel_bytes_##suffix(const WeightShape& s) {                              \
     return space::panel_bytes<T>(s);                                                                         \
   }                                                                                                          \
@@ -143,20 +143,20 @@
                                              op##_gather_##suffix,                                           \
                                              op##_tiles_##suffix,                                            \
                                              op##_multiply_##suffix,                                         \
-                                             0,                                                              \
-                                             0,                                                              \
+                                             decoded,                                                        \
+                                             kDecodedRows,                                                   \
                                              space::features_together<T>(),                                  \
                                              1,                                                              \
                                              space::kPanelsOfTile,                                           \
                                              sizeof(T) == sizeof(float)};
 
 // Everything that the primitives of a target give.
-#define ARMLLM_ENTRIES_OF(T, suffix)                   \
-  ARMLLM_ELEMENTWISE_ENTRIES(T, suffix)                \
-  ARMLLM_FMA_ATTENTION_ENTRIES(T, suffix)              \
-  ARMLLM_QUANTIZE_ENTRY(T, suffix)                     \
-  ARMLLM_FLOAT_MATMUL_ENTRIES(dense, T, suffix, dense) \
-  ARMLLM_FLOAT_MATMUL_ENTRIES(panel, T, suffix, panels)
+#define ARMLLM_ENTRIES_OF(T, suffix)                      \
+  ARMLLM_ELEMENTWISE_ENTRIES(T, suffix)                   \
+  ARMLLM_FMA_ATTENTION_ENTRIES(T, suffix)                 \
+  ARMLLM_QUANTIZE_ENTRY(T, suffix)                        \
+  ARMLLM_FLOAT_MATMUL_ENTRIES(dense, T, suffix, dense, 0) \
+  ARMLLM_FLOAT_MATMUL_ENTRIES(panel, T, suffix, panels, panels::widened_bytes<T>())
 #define ARMLLM_ALL_ENTRIES        \
   ARMLLM_CONVERT_ENTRIES          \
   ARMLLM_SAMPLING_ENTRIES         \

@@ -199,7 +199,6 @@ struct Decoder {
   void (*tile)(const Product&);
 };
 inline constexpr Decoder kNoDecoder{nullptr, nullptr};
-inline constexpr int64_t kDecodedRows = 64;  // fewer don't pay for decoding
 
 // A tile takes a block of features of so many panels, one after the other, and then the next block: so its
 // activations of the block stay in the first-level cache (64 KiB, which weights pass through). Integers and

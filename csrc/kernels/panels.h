@@ -27,6 +27,12 @@ constexpr ARMLLM_INLINE int64_t features_together() {
 // Up to so many rows, a tile fetches a part of the panel that comes next while it meets this one.
 inline constexpr int64_t kFetchingRows = kLanes == 8 ? 32 : 0;
 
+// Of panels of 16 bits that are widened for many rows, before the tiles meet them and not again by each.
+template <class T>
+constexpr ARMLLM_INLINE int64_t widened_bytes() {
+  return kLanes > 1 && sizeof(T) < sizeof(float) ? kDecodedBytes : 0;
+}
+
 using dense::activation_bytes;
 using dense::gather;
 using dense::put_rows;
@@ -81,13 +87,13 @@ ARMLLM_INLINE void put_whole(const MatmulArgs& a, int64_t first_row, int64_t col
   }
 }
 
-// `count` panels side by side. With `fetches`, `ahead` is from a weight to what is fetched beside it.
-template <class T, int rows, int count, bool fetches>
-ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_t first_panel,
+// `count` panels side by side, whose weights are w. With `fetches`, `ahead` is from a weight to what is
+// fetched beside it.
+template <class T, int rows, int count, bool fetches, class W>
+ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_t first_panel, const W* w,
                                   [[maybe_unused]] int64_t ahead) {
   const int64_t n = a.shape.in_features, stride = dense::row_floats(a.shape), panel = panel_elements(n);
   const float* x = static_cast<const float*>(a.activations) + first_row * stride;
-  const T* w = static_cast<const T*>(a.weight) + first_panel * panel;
   Vf sums[count][rows][kVectors];
   ARMLLM_UNROLL for (int i = 0; i < count * rows * kVectors; ++i)
     sums[i / (rows * kVectors)][i / kVectors % rows][i % kVectors] = zero();
@@ -110,26 +116,32 @@ ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_
 }
 
 // Panels by `count`, then by fewer, so that sums do not wait for each other.
-template <class T, int rows, int count, bool fetches>
+template <class T, int rows, int count, bool fetches, class W>
 ARMLLM_INLINE void tile_by_counts(const MatmulArgs& a, int64_t first_row, int64_t begin, int64_t end,
-                                  int64_t ahead) {
-  for (; begin + count <= end; begin += count)
-    tile_by_panels<T, rows, count, fetches>(a, first_row, begin, ahead);
+                                  const W* w, int64_t ahead) {
+  const int64_t elements = count * panel_elements(a.shape.in_features);
+  for (; begin + count <= end; begin += count, w += elements)
+    tile_by_panels<T, rows, count, fetches>(a, first_row, begin, w, ahead);
   if constexpr (count > 1) {
-    if (begin < end) tile_by_counts<T, rows, count / 2, fetches>(a, first_row, begin, end, ahead);
+    if (begin < end) tile_by_counts<T, rows, count / 2, fetches>(a, first_row, begin, end, w, ahead);
   }
 }
 
-// At most `most` rows.
-template <class T, int most, bool fetches = false>
+// At most `most` rows; w: the weights of panel `begin`.
+template <class T, int most, bool fetches = false, class W>
 ARMLLM_INLINE void tile_by_all(const MatmulArgs& a, int64_t first_row, int64_t rows, int64_t begin,
-                               int64_t end, int64_t ahead = 0) {
+                               int64_t end, const W* w, int64_t ahead = 0) {
   if constexpr (most > 1) {
-    if (rows < most) return tile_by_all<T, most - 1, fetches>(a, first_row, rows, begin, end, ahead);
+    if (rows < most) return tile_by_all<T, most - 1, fetches>(a, first_row, rows, begin, end, w, ahead);
   }
   constexpr int kMost = 8, kFits = kSums / (most * kVectors);
   constexpr int kCount = kFits < 1 ? 1 : kFits < kMost ? kFits : kMost;
-  tile_by_counts<T, most, kCount, fetches>(a, first_row, begin, end, ahead);
+  tile_by_counts<T, most, kCount, fetches>(a, first_row, begin, end, w, ahead);
+}
+
+template <class T>
+ARMLLM_INLINE const T* weights_of(const MatmulArgs& a, int64_t panel) {
+  return static_cast<const T*>(a.weight) + panel * panel_elements(a.shape.in_features);
 }
 
 // Panel after panel meets all tiles, each of which fetches other lines of the next panel: with few rows a
@@ -143,7 +155,34 @@ ARMLLM_INLINE void multiply_few(const MatmulArgs& a, int64_t tile_begin, int64_t
     for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
       const int64_t first = a.rows * tile / count, rows = a.rows * (tile + 1) / count - first;
       const int64_t line = tile - tile_begin, ahead = line < kLines ? next + line * kLine : 0;
-      tile_by_all<T, kTileRows, true>(a, first, rows, panel, panel + 1, ahead);
+      tile_by_all<T, kTileRows, true>(a, first, rows, panel, panel + 1, weights_of<T>(a, panel), ahead);
+    }
+  }
+}
+
+// As many panels at a time as the scratch memory holds in fp32, and all tiles over these.
+template <class T>
+ARMLLM_INLINE void multiply_widened(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end,
+                                    int64_t panel_begin, int64_t panel_end) {
+  const int64_t count = tiles(a.rows), panel = panel_elements(a.shape.in_features);
+  const int64_t fit = kDecodedBytes / (panel * static_cast<int64_t>(sizeof(float)));
+  const int64_t together = fit < kPanelsOfTile ? fit : fit / kPanelsOfTile * kPanelsOfTile;
+  float* const wide = static_cast<float*>(a.scratch);
+  for (int64_t begin = panel_begin; begin < panel_end; begin += together) {
+    const int64_t end = panel_end - begin < together ? panel_end : begin + together;
+    const T* w = weights_of<T>(a, begin);
+    for (int64_t i = 0; i < (end - begin) * panel; i += 2 * kColumns) {
+      ARMLLM_LOOP("widen", 1);
+      Vf even[kVectors], odd[kVectors];
+      load_two(w + i, even, odd);
+      ARMLLM_UNROLL for (int v = 0; v < kVectors; ++v) {
+        store(wide + i + v * kLanes, even[v]);
+        store(wide + i + kColumns + v * kLanes, odd[v]);
+      }
+    }
+    for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+      const int64_t first = a.rows * tile / count, rows = a.rows * (tile + 1) / count - first;
+      tile_by_all<T, kTileRows>(a, first, rows, begin, end, wide);
     }
   }
 }
@@ -157,9 +196,16 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
       return multiply_few<T>(a, tile_begin, tile_end, panel_begin, panel_end);
     }
   }
+  if constexpr (widened_bytes<T>() > 0) {
+    const int64_t rows = a.rows * tile_end / count - a.rows * tile_begin / count;
+    const int64_t bytes = panel_elements(a.shape.in_features) * static_cast<int64_t>(sizeof(float));
+    if (a.scratch != nullptr && rows >= kDecodedRows && bytes <= kDecodedBytes) {
+      return multiply_widened<T>(a, tile_begin, tile_end, panel_begin, panel_end);
+    }
+  }
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     const int64_t first = a.rows * tile / count, rows = a.rows * (tile + 1) / count - first;
-    tile_by_all<T, kTileRows>(a, first, rows, panel_begin, panel_end);
+    tile_by_all<T, kTileRows>(a, first, rows, panel_begin, panel_end, weights_of<T>(a, panel_begin));
   }
 }
 

@@ -22,6 +22,6 @@ namespace armllm::amx {
 
 ARMLLM_ATTENTION_ENTRIES(bfloat16, bf16, tiles::kv_cache_layout, tiles::write_kv_cache, tiles::scratch_bytes,
                          tiles::attention_split, tiles::kTileRows)
-ARMLLM_FLOAT_MATMUL_ENTRIES(dense, bfloat16, bf16, dense_amx)
+ARMLLM_FLOAT_MATMUL_ENTRIES(dense, bfloat16, bf16, dense_amx, 0)
 
 }  // namespace armllm::amx

@@ -28,7 +28,7 @@ ARMLLM_INLINE void store_decoded(bfloat16* p, Vf x) {
 
 ARMLLM_ATTENTION_ENTRIES(bfloat16, bf16, tiles::kv_cache_layout, tiles::write_kv_cache, tiles::scratch_bytes,
                          tiles::attention_split, tiles::kTileRows)
-ARMLLM_FLOAT_MATMUL_ENTRIES(panel, bfloat16, bf16, panels_dot)
+ARMLLM_FLOAT_MATMUL_ENTRIES(panel, bfloat16, bf16, panels_dot, 0)
 ARMLLM_ENTRY void decode_fp8_bf16(const DecodeFp8Args& a) { fp8::decode<bfloat16>(a); }
 
 }  // namespace armllm::avx512_bf16

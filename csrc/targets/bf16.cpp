@@ -33,8 +33,8 @@ ARMLLM_CONVERT_ENTRY(float, f32, bfloat16, bf16)
 ARMLLM_CONVERT_ENTRY(float16, f16, bfloat16, bf16)
 ARMLLM_ATTENTION_ENTRIES(bfloat16, bf16, kv_cache_layout<bfloat16>, mmla::write_kv_cache, mmla::scratch_bytes,
                          mmla::attention_split, mmla::kTileRows)
-ARMLLM_FLOAT_MATMUL_ENTRIES(dense, bfloat16, bf16, DenseBfmmla)
-ARMLLM_FLOAT_MATMUL_ENTRIES(panel, bfloat16, bf16, PanelsBfmmla)
+ARMLLM_FLOAT_MATMUL_ENTRIES(dense, bfloat16, bf16, DenseBfmmla, 0)
+ARMLLM_FLOAT_MATMUL_ENTRIES(panel, bfloat16, bf16, PanelsBfmmla, 0)
 
 }  // namespace armllm::bf16
 

@@ -36,8 +36,8 @@ namespace sixteen {
 #include "kernels/entries.h"
 
 #define ARMLLM_SVE_MATMUL_ENTRIES(T, suffix)                    \
-  ARMLLM_FLOAT_MATMUL_ENTRIES(dense, T, suffix, sixteen::dense) \
-  ARMLLM_FLOAT_MATMUL_ENTRIES(panel, T, suffix, sixteen::panels)
+  ARMLLM_FLOAT_MATMUL_ENTRIES(dense, T, suffix, sixteen::dense, 0) \
+  ARMLLM_FLOAT_MATMUL_ENTRIES(panel, T, suffix, sixteen::panels, 0)
 ARMLLM_SVE_MATMUL_ENTRIES(float, f32)
 ARMLLM_SVE_MATMUL_ENTRIES(float16, f16)
 ARMLLM_SVE_MATMUL_ENTRIES(bfloat16, bf16)

@@ -205,6 +205,7 @@ Result test_fp8(const Context& context) {
     check_fp8_product<T>(result, context, 161, 100, 32, rows, random);
     check_fp8_product<T>(result, context, 64, 256, 128, rows, random);
   }
+  check_fp8_product<T>(result, context, 50, 77, 0, armllm::kDecodedRows + 1, random);
   // Panels that are too long for all to be decoded side by side.
   check_fp8_product<T>(result, context, 90, 8200, 0, 3, random);
   return result;

@@ -299,6 +299,7 @@ struct GatherArgs {
 // where that is more: while tile after tile meets them they are in the second-level cache, and those of a
 // single tile in the first-level one.
 inline constexpr int64_t kDecodedBytes = 256 * 1024, kDecodedBytesOfTile = 48 * 1024;
+inline constexpr int64_t kDecodedRows = 64;  // fewer don't pay for decoding
 struct MatmulKernel {
   const WeightLayout* layout;  // null where weights lie as they are
   int64_t panel;               // columns of a panel

@@ -107,7 +107,7 @@ class GrammarCompiler:
         self._eos = eos if eos is not None else min(end_token_ids, default=None)
         self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._cached: OrderedDict[tuple[str, str], tuple[llguidance.LLMatcher, int]] = OrderedDict()
-        self._refused: OrderedDict[tuple[str, bytes], tuple[float, str]] = OrderedDict()
+        self._refused: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
         self.cached_bytes = 0
 
     def matcher(self, wanted: StructuredOutputsParams) -> Matcher:
@@ -151,15 +151,16 @@ class GrammarCompiler:
         key = kind, source
         compiled = self._find(key)
         if compiled is None:
-            self._refuse_again(key)
+            digest = _digest(key)
+            self._refuse_again(digest)
             with self._compiling:
                 compiled = self._find(key)  # the same grammar often comes from several at once
                 if compiled is None:
-                    self._refuse_again(key)
-                    compiled = self._try(key)
+                    self._refuse_again(digest)
+                    compiled = self._try(key, digest)
         return Matcher(compiled.deep_copy(), self._end_token_ids, self._eos, Clock())
 
-    def _try(self, key: tuple[str, str]) -> llguidance.LLMatcher:
+    def _try(self, key: tuple[str, str], digest: bytes) -> llguidance.LLMatcher:
         kind, source = key
         try:
             size = max(self._check.check(kind, source), LEAST_BYTES) + 2 * len(source)
@@ -168,17 +169,17 @@ class GrammarCompiler:
             raise
         except RequestError as error:
             with self._lock:
-                self._refused[_short(key)] = time.monotonic() + REFUSED_SECONDS, str(error)
+                self._refused[digest] = time.monotonic() + REFUSED_SECONDS, str(error)
                 if len(self._refused) > MOST_REFUSED:
                     self._refused.popitem(last=False)
             raise
         self._keep(key, compiled, size)
         return compiled
 
-    def _refuse_again(self, key: tuple[str, str]) -> None:
+    def _refuse_again(self, digest: bytes) -> None:
         """Refuse what was refused lately: to find that out may have taken seconds of CPU time."""
         with self._lock:
-            until, reason = self._refused.get(_short(key), (0.0, ""))
+            until, reason = self._refused.get(digest, (0.0, ""))
         if time.monotonic() < until:
             raise RequestError(reason)
 
@@ -197,9 +198,8 @@ class GrammarCompiler:
                 self.cached_bytes -= self._cached.popitem(last=False)[1][1]
 
 
-def _short(key: tuple[str, str]) -> tuple[str, bytes]:
-    kind, source = key
-    return kind, hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
+def _digest(key: tuple[str, str]) -> bytes:
+    return hashlib.sha256(":".join(key).encode("utf-8", "surrogatepass")).digest()
 
 
 def _check_size(kind: str, source: str) -> None:

@@ -39,6 +39,7 @@ class Arrivals:
         self, listening: socket.socket, limits: Limits, serve: Callable[[socket.socket], object]
     ) -> None:
         self._listening = listening
+        self._is_local = listening.family == socket.AF_UNIX
         self._limits = limits
         self._serve = serve
         self._loop = asyncio.get_running_loop()
@@ -72,7 +73,7 @@ class Arrivals:
             for _ in range(ACCEPTED_AT_ONCE):
                 connection, address = self._listening.accept()
                 # A Unix socket is a proxy's, for any of its clients.
-                if self._listening.family != socket.AF_UNIX and self._takes(connection, address[0]):
+                if not self._is_local and self._takes(connection, address[0]):
                     rests = True
                 else:
                     self._serve(connection)
