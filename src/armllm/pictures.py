@@ -254,7 +254,7 @@ def _question(picture: Any, most_pixels: int) -> dict[str, Any]:
     elif hasattr(picture, "convert") and hasattr(picture, "size"):
         width, height = picture.size
         _check_pixels(width, height, most_pixels)
-        data = picture.convert("RGB").tobytes()
+        data = _opaque(picture).tobytes()
     else:
         raise RequestError(
             "a picture must be a PIL image, an array [height, width, 3] of uint8, or the bytes of a file, not"
@@ -349,7 +349,7 @@ def _resized(image: Any, processor: Any, smart_resize: Callable[..., tuple[int, 
 
 
 def _open(question: dict[str, Any]) -> Any:
-    """The picture in RGB. What is transparent in a file lies on white."""
+    """The picture in RGB."""
     from PIL import Image, ImageOps  # noqa: PLC0415 - an extra
 
     if "raw" in question:
@@ -359,7 +359,13 @@ def _open(question: dict[str, Any]) -> Any:
     _check_parts(file)
     image: Any = Image.open(io.BytesIO(file), formats=FORMATS)
     _check_pixels(image.width, image.height, question["most_pixels"])
-    image = ImageOps.exif_transpose(image)
+    return _opaque(ImageOps.exif_transpose(image))
+
+
+def _opaque(image: Any) -> Any:
+    """The picture in RGB; what is transparent lies on white."""
+    from PIL import Image  # noqa: PLC0415 - an extra
+
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")

@@ -40,6 +40,19 @@ def test_pixels_are_those_of_the_processor(reader, size):
     assert found.area == size[0] * size[1]
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_lies_on_white_from_files_and_from_images(reader, mode):
+    """Catches an image whose transparent black becomes black."""
+    image = Image.new("RGBA", (40, 40), (0, 0, 0, 0)).convert(mode)
+    if mode == "P":
+        image.info["transparency"] = image.getpixel((0, 0))
+    stored = io.BytesIO()
+    image.save(stored, "PNG")
+    expected = reader.read(Image.new("RGB", (40, 40), "white"))
+    for given in (image, stored.getvalue()):
+        assert reader.read(given).digest == expected.digest
+
+
 def chunk(kind, data):
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 

@@ -1,7 +1,8 @@
 """Untrusted ELF files, opened so that following their headers ends.
 
 pyelftools reads a name from where a header says it begins to the next zero byte, for each header again.
-Thousands of headers that point into one long run of letters would keep it busy for hours.
+Thousands of headers that point into one long run of letters would keep it busy for hours. So names of
+sections are read here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import struct
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 from elftools.common.exceptions import ELFError
-from elftools.common.utils import parse_cstring_from_stream
 from elftools.elf.elffile import ELFFile
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_READ = 256 << 20
 """Bytes that may be read for the headers of one file; 200,000 symbols with long names take a third."""
+_MAX_NAME = 64 << 10
 _EACH = 16
 """What each call costs, in bytes: many small ones take as long as a large one."""
 
@@ -30,10 +31,13 @@ class _Metered:
 
     def read(self, size: int = -1) -> bytes:
         block = self._file.read(size)
-        self._left -= len(block) + _EACH
+        self.take(len(block))
+        return block
+
+    def take(self, size: int) -> None:
+        self._left -= size + _EACH
         if self._left < 0:
             raise ELFError("its headers take too long to follow")
-        return block
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
@@ -66,7 +70,9 @@ def section_headers(elf: ELFFile) -> Iterator[SectionHeader]:
     count = elf.num_sections()
     if not count:
         return
-    names = elf.get_section(elf.get_shstrndx())["sh_offset"]
+    table = elf.get_section(elf.get_shstrndx())
+    elf.stream.seek(table["sh_offset"])
+    names = elf.stream.read(table["sh_size"]) + b"\0"
     layout = struct.Struct(("<" if elf.little_endian else ">") + _FIELDS[elf.elfclass])
     for number in range(count):
         place = elf["e_shoff"] + number * elf["e_shentsize"]
@@ -76,5 +82,8 @@ def section_headers(elf: ELFFile) -> Iterator[SectionHeader]:
             raise ELFError(f"the header of section {number} at byte {place} is behind the file's end")
         name, kind, *fields = layout.unpack(block)
         known = _PLAIN.get(kind) or str(elf.get_section(number)["sh_type"])
-        text = parse_cstring_from_stream(elf.stream, names + name) or b""
-        yield SectionHeader(text.decode("utf-8", "replace"), known, *fields)
+        end = names.find(b"\0", name, name + _MAX_NAME)
+        if end < 0:
+            raise ELFError(f"the name of section {number} does not end")
+        cast("_Metered", elf.stream).take(end - name)
+        yield SectionHeader(names[name:end].decode("utf-8", "replace"), known, *fields)

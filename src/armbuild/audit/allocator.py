@@ -7,6 +7,7 @@ before that sentence has the size in its instruction.
 from __future__ import annotations
 
 import mmap
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,10 @@ SENTENCE = b"<jemalloc>: Unsupported system page size"
 PAGES = frozenset(1 << bits for bits in range(12, 17))
 _NEAR, _JUST_BEFORE = 1024, 6
 """How many instructions away the branch to the complaint is searched, and the comparison before it."""
+_MOST_USERS, _MOST_ON_PAGE = 20, 10_000
+"""How often in a piece of code the sentence may be used, and other data of its 4 KiB."""
+_PIECE = 1 << 20
+"""Instructions that are looked at together."""
 
 
 def check(name: str, path: Path, elf: Elf) -> tuple[list[str], list[str]]:
@@ -52,11 +57,14 @@ def _page(content: mmap.mmap, elf: Elf, place: int) -> int | None:
         return None
     sentence = holder.address + place - holder.offset
     for address, offset, size in elf.code:
-        instructions = np.frombuffer(content[offset : offset + size // 4 * 4], "<u4").astype(np.int64)
-        for index in _users(instructions, address, sentence):
-            for branch in _branches(instructions, index):
-                if page := _compared(instructions, branch):
-                    return page
+        # Pieces overlap by what is looked at around a user.
+        for start in range(0, size // 4, _PIECE - 2 * _NEAR):
+            place, count = offset + 4 * start, min(_PIECE, size // 4 - start)
+            instructions = np.frombuffer(content[place : place + 4 * count], "<u4").astype(np.int64)
+            for index in islice(_users(instructions, address + 4 * start, sentence), _MOST_USERS):
+                for branch in _branches(instructions, index):
+                    if page := _compared(instructions, branch):
+                        return page
     return None
 
 
@@ -67,7 +75,8 @@ def _users(instructions: NDArray[np.int64], address: int, sentence: int) -> Iter
     distance = np.where(distance >> 20, distance - (1 << 21), distance)
     own = address + 4 * np.arange(len(instructions))
     yield from np.flatnonzero(near & (own + distance == sentence)).tolist()
-    for place in np.flatnonzero(far & ((own >> 12) + distance == sentence >> 12)).tolist():
+    pages = np.flatnonzero(far & ((own >> 12) + distance == sentence >> 12))
+    for place in pages[:_MOST_ON_PAGE].tolist():
         register = int(instructions[place]) & 31
         for word in instructions[place + 1 : place + 9].tolist():
             if word & 0xFFC003E0 == 0x91000000 | register << 5 and word >> 10 & 0xFFF == sentence & 0xFFF:
@@ -76,8 +85,8 @@ def _users(instructions: NDArray[np.int64], address: int, sentence: int) -> Iter
 
 def _branches(instructions: NDArray[np.int64], index: int) -> Iterator[int]:
     """Give the conditional branches to the code at ``index``, and one just before it that leads past it."""
-    for place in range(max(0, index - _NEAR), min(len(instructions), index + _NEAR)):
-        word = int(instructions[place])
+    first = max(0, index - _NEAR)
+    for place, word in enumerate(instructions[first : index + _NEAR].tolist(), first):
         if word & 0xFF000010 == 0x54000000:
             distance = (word >> 5 & 0x7FFFF) - (word >> 4 & 1 << 19)
             if index - 2 <= place + distance <= index or index - 3 <= place < index:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _RECORD_LIMIT = 64 << 20  # a row for each of 200,000 files
 _KEPT_LIMIT, _ALL_KEPT_LIMIT = 16 << 20, 64 << 20
 """Bytes of a document that the caller wants, and of all of them: of JSON, Python makes 25 times as many."""
-_MAX_ELF_FILES, _MAX_SECTIONS = 10_000, 500_000
+_MAX_ELF_FILES, _MAX_BROKEN, _MAX_SECTIONS, _MAX_WORK = 10_000, 20, 500_000, 1_500_000
 _OPENMP = re.compile(r"lib(gomp|omp|iomp5)([-.]|$)")
 
 
@@ -84,7 +84,8 @@ class _Run:
         self.archive = archive
         self.keep = keep
         self.has_code = False
-        self.elf_files = self.sections = self.uses = self.gpu_entries = self.kept_bytes = 0
+        self.elf_files = self.broken = self.sections = self.uses = self.work = 0
+        self.gpu_entries = self.kept_bytes = 0
         self.floor = floor
         self.guards = guards
         self.expected = expected
@@ -262,11 +263,16 @@ class _Run:
                 self._read_elf(name, path, size)
         except BrokenElf as error:
             self.errors.append(f"{name}: {error}")
+            self.broken += 1
         self.elf_files += 1
+        if self.broken > _MAX_BROKEN:
+            raise BrokenArchive(f"refused: it has more than {_MAX_BROKEN} broken ELF files")
         if self.elf_files > _MAX_ELF_FILES:
             raise BrokenArchive(f"refused: it has more than {_MAX_ELF_FILES} ELF files")
         if self.sections > _MAX_SECTIONS:
             raise BrokenArchive(f"refused: its ELF files have more than {_MAX_SECTIONS} sections")
+        if self.work > _MAX_WORK:
+            raise BrokenArchive("refused: loading its ELF files runs more code than is followed")
         if self.uses > code.MAX_USES:
             raise BrokenArchive(f"refused: its functions use extensions in more than {code.MAX_USES} ways")
         if self.gpu_entries > gpu.MAX_ENTRIES:
@@ -290,6 +296,7 @@ class _Run:
             self.errors.extend(page_errors)
             self.warnings.extend(page_warnings)
             found = code.scan(path, elf)
+            self.work += found.work
             self.uses += sum(len(function.uses) for function in found.functions)
         gpu_code, gpu_problems = gpu.read(path, elf)
         self.warnings.extend(f"{name}: {problem}" for problem in gpu_problems)

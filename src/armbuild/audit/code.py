@@ -90,6 +90,8 @@ class Code:
     words: int = 0
     known_functions: int = 0
     self_checked: int = 0
+    work: int = 0
+    """What it took to follow the code that loading the file runs."""
 
 
 def scan(path: Path, elf: Elf) -> Code:
@@ -131,10 +133,10 @@ class _Scanner:
         self.elf = elf
         self.known = bounds.find_functions(data, elf)
         self.marks = bounds.mappings(data, elf)
-        self.certain = startup.certain_words(data, elf, self.known)
+        self.certain, work = startup.certain_words(data, elf, self.known)
         self.uses = 0
         self.helpers: set[int] = set()
-        self.code = Code(known_functions=len(self.known.start))
+        self.code = Code(known_functions=len(self.known.start), work=work)
 
     def sections(self, batch: Batch) -> None:
         """Add the functions of a batch of sections."""

@@ -26,6 +26,9 @@ _END = 1 << 63
 # Linux loads no program with more than 64 KiB of program headers (load_elf_phdrs). Objects of
 # -ffunction-sections have a section or two for each function; above 65,279 they are counted elsewhere.
 _MAX_SEGMENTS, _MAX_SECTIONS = 1170, 100_000
+_WITHOUT_BYTES = ("SHT_NOBITS", "SHT_NULL")
+# Sections have their own bytes; a tool that moves one may leave its old header.
+_OVERLAP = 2
 
 
 class BrokenElf(Exception):  # noqa: N818 - becomes an error of the report
@@ -99,6 +102,8 @@ def _read(elf: Any, size: int) -> Elf:
     if elf.num_sections() > _MAX_SECTIONS or elf.num_segments() > _MAX_SEGMENTS:
         raise BrokenElf("broken ELF headers (an implausible number of sections or segments)")
     sections = _sections(elf, size)
+    if sum(section.size for section in sections if section.type not in _WITHOUT_BYTES) > _OVERLAP * size:
+        raise BrokenElf("broken ELF headers (sections overlap)")
     segments = list(elf.iter_segments())
     if sum(segment["p_type"] == "PT_DYNAMIC" for segment in segments) > 1:
         raise BrokenElf("broken ELF headers (more than one dynamic segment)")
@@ -150,7 +155,7 @@ def _sections(elf: ELFFile, size: int) -> tuple[Section, ...]:
     is_object = elf.header["e_type"] == "ET_REL"
     for header in elffile.section_headers(elf):
         offset, length = header.offset, header.size
-        if header.type not in ("SHT_NOBITS", "SHT_NULL") and offset + length > size:
+        if header.type not in _WITHOUT_BYTES and offset + length > size:
             raise BrokenElf(f"truncated: section {header.name!r} ends at byte {offset + length} of {size}")
         if header.address + length >= _END:
             raise BrokenElf("broken ELF headers (a section ends behind the last address)")

@@ -48,8 +48,7 @@ class Functions:
         offset = int(self.name[index])
         if offset < 0:
             return f"function at {int(self.start[index]):#x}"
-        end = self.strings.find(b"\0", offset)
-        return self.strings[offset : end if end >= 0 else None][:1000].decode("utf-8", "replace")
+        return self.strings[offset : offset + 1000].partition(b"\0")[0].decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, kw_only=True)

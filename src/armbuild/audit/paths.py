@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
+import bisect
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    import numpy as np
     import numpy.typing as npt
 
     from armbuild.audit.elf import Elf
@@ -20,10 +21,34 @@ _BRANCHES = 0x14000000
 """Bits 26 to 28 of branches, exceptions, system instructions (Arm ARM, C4.1): all else goes straight on."""
 _MAX_FUNCTION = 20_000
 _MAX_ROUNDS = 10
+_STEPS_PER_BLOCK = 20
+"""To find dominators. Only code that is made to be slow takes more."""
+
+
+class Places:
+    """What lies where: (address, size, what it is). Of those that overlap, the last to begin counts."""
+
+    def __init__(self, parts: Iterable[tuple[int, int, Any]]) -> None:
+        self._parts = sorted(parts, key=lambda part: part[0])
+        self._starts = [start for start, _, _ in self._parts]
+        self._ends = list(accumulate((start + size for start, size, _ in self._parts), max))
+
+    def covers(self, address: int) -> bool:
+        """Return whether anything lies at ``address``."""
+        index = bisect.bisect_right(self._starts, address) - 1
+        return index >= 0 and address < self._ends[index]
+
+    def at(self, address: int) -> tuple[int, Any]:
+        """Return how far behind the begin of a part ``address`` is, and the part; None before all."""
+        index = bisect.bisect_right(self._starts, address) - 1
+        return (address - self._starts[index], self._parts[index][2]) if index >= 0 else (0, None)
 
 
 class Graph:
-    """The code of one file. ``through_got`` tells which function of this file a slot of the GOT leads to."""
+    """The code of one file. ``through_got`` tells which function of this file a slot of the GOT leads to.
+
+    ``work`` counts the words that were read, and steps that take as long.
+    """
 
     def __init__(
         self,
@@ -32,18 +57,18 @@ class Graph:
         known: Functions,
         through_got: Callable[[int], int | None],
     ) -> None:
-        self.segments = [
-            (address, data[offset : offset + size // 4 * 4].data.cast("B").cast("I"))
+        self.segments = Places(
+            (address, size, data[offset : offset + size // 4 * 4].data.cast("B").cast("I"))
             for address, offset, size in elf.code
-        ]
-        self.starts = known.start
+        )
+        self.starts = known.start.data
         self.through_got = through_got
-        self.plt = [
-            range(section.address, section.address + section.size)
+        self.plt = Places(
+            (section.address, section.size, None)
             for section in elf.sections
             if section.name.startswith(".plt")
-        ]
-        self.words_read = 0
+        )
+        self.work = 0
 
     def on_every_path(self, start: int) -> tuple[list[int], list[int]]:
         """Return the addresses of instructions on every path from ``start`` to a return, and whom they call.
@@ -54,7 +79,7 @@ class Graph:
         blocks, edges = self._blocks(start)
         order, before = _reached(start, edges)
         # Without an exit it is an endless loop, or not understood: its first block runs.
-        through = _dominators(order, before) if _EXIT in before else [start]
+        through = self._dominators(order, before) if _EXIT in before else [start]
         words = [address for block in through for address in blocks[block]]
         return words, [call for address in words if (call := self._callee(address)) is not None]
 
@@ -75,7 +100,7 @@ class Graph:
                 address += 4
             else:
                 leaders.add(address)  # runs into what is known already
-        self.words_read += len(follows)
+        self.work += len(follows)
         blocks, edges = {}, {}
         for leader in leaders & follows.keys():
             end = leader
@@ -159,18 +184,49 @@ class Graph:
         return (address & ~0xFFF) + ((pages ^ 0x100000) - 0x100000) * 4096
 
     def _in_plt(self, address: int) -> bool:
-        return any(address in plt for plt in self.plt)
+        return self.plt.covers(address)
 
     def _begins_function(self, address: int) -> bool:
-        index = int(np.searchsorted(self.starts, np.uint64(address)))
-        return index < len(self.starts) and int(self.starts[index]) == address
+        index = bisect.bisect_left(self.starts, address)
+        return index < len(self.starts) and self.starts[index] == address
 
     def _word(self, address: int) -> int | None:
-        for start, words in self.segments:
-            index = (address - start) >> 2
-            if 0 <= index < len(words):
-                return words[index]
-        return None
+        distance, words = self.segments.at(address)
+        return words[distance >> 2] if words is not None and distance >> 2 < len(words) else None
+
+    def _dominators(self, order: list[int], before: dict[int, list[int]]) -> list[int]:
+        """Return the blocks on every path to the exit, first to last.
+
+        Cooper, Harvey, Kennedy: A Simple, Fast Dominance Algorithm (2001). Of code that is made to be slow,
+        the first block alone.
+        """
+        number = {block: index for index, block in enumerate(order)}
+        above: dict[int, int] = {order[0]: order[0]}
+        changed = True
+        rounds = steps = 0
+        while changed:
+            changed = False
+            rounds += 1
+            if rounds > _MAX_ROUNDS:  # compilers' code takes three
+                return order[:1]
+            for block in order[1:]:
+                first, *others = [other for other in before[block] if other in above]
+                for other in others:
+                    first, more = _meet(first, other, above, number)
+                    steps += more
+                    if steps > _STEPS_PER_BLOCK * len(order):
+                        self.work += steps
+                        return order[:1]
+                if above.get(block) != first:
+                    above[block] = first
+                    changed = True
+        self.work += steps
+        chain = []
+        block = above[_EXIT]
+        while block != order[0]:
+            chain.append(block)
+            block = above[block]
+        return [order[0], *reversed(chain)]
 
 
 def _signed(word: int, shift: int, bits: int) -> int:
@@ -198,40 +254,13 @@ def _reached(start: int, edges: dict[int, tuple[int, ...]]) -> tuple[list[int], 
     return finished[::-1], before
 
 
-def _dominators(order: list[int], before: dict[int, list[int]]) -> list[int]:
-    """Return the blocks on every path to the exit, first to last.
-
-    Cooper, Harvey, Kennedy: A Simple, Fast Dominance Algorithm (2001).
-    """
-    number = {block: index for index, block in enumerate(order)}
-    above: dict[int, int] = {order[0]: order[0]}
-    changed = True
-    rounds = 0
-    while changed:
-        changed = False
-        rounds += 1
-        if rounds > _MAX_ROUNDS:  # compilers' code takes three, only code made to be slow takes so many
-            return order[:1]
-        for block in order[1:]:
-            first, *others = [other for other in before[block] if other in above]
-            for other in others:
-                first = _meet(first, other, above, number)
-            if above.get(block) != first:
-                above[block] = first
-                changed = True
-    chain = []
-    block = above[_EXIT]
-    while block != order[0]:
-        chain.append(block)
-        block = above[block]
-    return [order[0], *reversed(chain)]
-
-
-def _meet(one: int, other: int, above: dict[int, int], number: dict[int, int]) -> int:
-    """Return the nearest block that dominates both."""
+def _meet(one: int, other: int, above: dict[int, int], number: dict[int, int]) -> tuple[int, int]:
+    """Return the nearest block that dominates both, and how many steps led to it."""
+    steps = 0
     while one != other:
+        steps += 1
         if number[one] > number[other]:
             one = above[one]
         else:
             other = above[other]
-    return one
+    return one, steps

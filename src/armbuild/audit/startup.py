@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from armbuild.audit.functions import symbols
-from armbuild.audit.paths import Graph
+from armbuild.audit.paths import Graph, Places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,36 +31,41 @@ _WORD = 8
 # CPython, Include/moduleobject.h: the place of PyModuleDef's slots, and the one whose function fills a module
 _SLOTS, _EXEC = 72, 2
 _MODULE = re.compile(rb"\0(Py(?:Init|ModExport)_)")
-# Bounds the time for one file; libtorch_cpu.so, the largest known, needs half.
+# Bounds the time for one file; libtorch_cpu.so, the largest known, needs two thirds.
 _MAX_FUNCTIONS = 20_000
-_MAX_WORDS = 2_000_000
+_MAX_WORK = 1_000_000
 
 
-def certain_words(data: Bytes, elf: Elf, known: Functions) -> npt.NDArray[np.uint64]:
-    """Return the addresses of instructions that run whenever the file is loaded.
+def certain_words(data: Bytes, elf: Elf, known: Functions) -> tuple[npt.NDArray[np.uint64], int]:
+    """Return the addresses of instructions that run whenever the file is loaded, and the work that it was.
 
     Loading runs initializers (.init, .init_array), resolvers of indirect functions, and what Python calls to
     make a module; in a program, its entry too. From there calls are followed, also through the PLT where they
     come back into this file; other files' functions are taken to return.
     """
     if elf.type not in ("ET_DYN", "ET_EXEC"):
-        return np.empty(0, np.uint64)
+        return np.empty(0, np.uint64), 0
     links = _Links(data, elf)
     graph = Graph(data, elf, known, links.through_got)
     certain: set[int] = set()
     done: set[int] = set()
+    contents = Places(
+        (section.address, section.size, data[section.offset : section.offset + section.size])
+        for section in elf.sections
+        if section.type == "SHT_PROGBITS" and section.size >= _WORD
+    )
     modules = _modules(links)
     todo = [root for root in dict.fromkeys((*modules, *_roots(data, elf, links))) if root > 0]
-    while todo and len(done) < _MAX_FUNCTIONS and graph.words_read < _MAX_WORDS:
+    while todo and len(done) < _MAX_FUNCTIONS and graph.work < _MAX_WORK:
         start = todo.pop()
         if start not in done:
             done.add(start)
             words, calls = graph.on_every_path(start)
             certain.update(words)
-            todo.extend(calls)
+            todo.extend(dict.fromkeys(calls))
             if start in modules:
-                todo.extend(_module_bodies(data, elf, graph, links, words))
-    return np.array(sorted(certain), np.uint64)
+                todo.extend(_module_bodies(contents, graph, links, words))
+    return np.array(sorted(certain), np.uint64), graph.work
 
 
 class _Links:
@@ -121,20 +126,17 @@ def _roots(data: Bytes, elf: Elf, links: _Links) -> Iterator[int]:
 def _modules(links: _Links) -> frozenset[int]:
     """Return the functions that Python calls to make a module."""
     entries = links.entries
-    return frozenset(
-        int(value)
-        for found in _MODULE.finditer(links.names)
-        for value in entries[(entries["name"] == found.start(1)) & (entries["section"] != 0)]["value"]
-    )
+    names = np.fromiter((found.start(1) for found in _MODULE.finditer(links.names)), np.int64)
+    return frozenset(entries[np.isin(entries["name"], names) & (entries["section"] != 0)]["value"].tolist())
 
 
-def _module_bodies(data: Bytes, elf: Elf, graph: Graph, links: _Links, words: list[int]) -> Iterator[int]:
+def _module_bodies(contents: Places, graph: Graph, links: _Links, words: list[int]) -> Iterator[int]:
     """Yield what Python runs of a module that is made in two phases (PEP 489): its Py_mod_exec slots."""
-    for address in words:
-        definition = graph.loaded_address(address)
+    for definition in dict.fromkeys(map(graph.loaded_address, words)):
         slot = links.target.get(definition + _SLOTS) if definition is not None else None
         for _ in range(16):
-            number = _number(data, elf, slot) if slot else 0
+            graph.work += 1
+            number = _number(contents, slot) if slot else 0
             if not slot or not 0 < number < 16:
                 break
             if number == _EXEC:
@@ -142,12 +144,6 @@ def _module_bodies(data: Bytes, elf: Elf, graph: Graph, links: _Links, words: li
             slot += 2 * _WORD
 
 
-def _number(data: Bytes, elf: Elf, address: int) -> int:
-    for section in elf.sections:
-        if (
-            section.type == "SHT_PROGBITS"
-            and section.address <= address <= section.address + section.size - 8
-        ):
-            place = section.offset + address - section.address
-            return int.from_bytes(data[place : place + _WORD].tobytes(), "little")
-    return 0
+def _number(contents: Places, address: int) -> int:
+    place, content = contents.at(address)
+    return int.from_bytes(content[place : place + _WORD].tobytes(), "little") if content is not None else 0

@@ -125,7 +125,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
         if self._lingers or self._refusing is not None:
             return
-        if self._message_bytes > (self._most_bytes if self._in_body else HEADER_BYTES + len(data)):
+        if self._in_body and self._message_bytes > self._most_bytes:
             self.send_400_response("The request is too large.")
             return
         if not self._in_body and self._deadline is None:
@@ -137,10 +137,13 @@ class LimitedProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self.logger.warning(BAD_REQUEST)
             self.send_400_response(BAD_REQUEST)
+        if self._refusing is None and not self._in_body and self._message_bytes > HEADER_BYTES:
+            self._header_bytes = self._message_bytes  # of headers that have not ended
+            self.send_400_response("The request is too large.")
 
     def on_message_begin(self) -> None:
         """Start to count again."""
-        self._header_bytes = self._message_bytes = 0
+        self._header_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -205,10 +208,9 @@ class LimitedProtocol(HttpToolsProtocol):
             within_another = self.pipeline or self.cycle.response_started
         else:
             within_another = self.cycle is not None and not self.cycle.response_complete
-        counted = self._header_bytes if self._in_body else max(self._header_bytes, self._message_bytes)
         if within_another:
             self.transport.abort()
-        elif counted > HEADER_BYTES:
+        elif self._header_bytes > HEADER_BYTES:
             self._end_with("431 Request Header Fields Too Large", LONG_HEADERS)
         elif self._unknown_coding:
             self._end_with("501 Not Implemented", BAD_CODING)

@@ -9,16 +9,19 @@ import io
 import json
 import os
 import random
+import struct
 import subprocess
 import sys
 import tarfile
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from armbuild.audit import audit_path
+from armbuild.audit import audit_path, functions, startup
 from armbuild.audit.text import describe
 from armbuild.errors import UsageError
 
@@ -129,6 +132,72 @@ def test_mutated_elf_files_never_raise(elf, tmp_path):
         report = audit_path(path, floor="armv8-a")
         json.dumps(report.as_dict())
         assert all(len(error.splitlines()) == 1 for error in report.errors)
+
+
+def test_sections_that_lie_in_one_another_are_refused(wheel, elf):
+    content = bytearray(elf(constants=[(".init_array", bytes(4096)), *[(".init_array", b"")] * 8]))
+    headers = struct.unpack_from("<Q", content, 40)[0]
+    for number in range(3, 11):
+        struct.pack_into("<QQ", content, headers + 64 * number + 24, 512, 4096)
+    broken(wheel({"demo/x.so": bytes(content)}), "sections overlap")
+
+
+def test_many_broken_files_are_not_all_read(wheel, elf):
+    content = elf()[:-64]
+    broken(wheel({f"demo/x{number}.so": content for number in range(22)}), "more than 20 broken ELF files")
+
+
+BRANCH_AND_LEAVE = [
+    word
+    for number in range(0, 18000, 2)
+    for word in (0x54000041, 0x14000000 | 18000 - number - 1)  # b.ne, over a b to the end
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "constants"),
+    [
+        (BRANCH_AND_LEAVE, ()),  # whose end each block reaches, from another depth
+        ([0x94000000 | -n & 0x3FFFFFF for n in range(15000)], [(".plt", b"")] * 8000),  # calls of itself
+        (  # all of which use jemalloc's sentence, by adr
+            [
+                0x10000000 | (distance & 3) << 29 | (distance >> 2 & 0x7FFFF) << 5
+                for distance in range(4 * 30000, 0, -4)
+            ],
+            [(".rodata", b"<jemalloc>: Unsupported system page size\0")],
+        ),
+    ],
+    ids=["dominators", "plt", "jemalloc"],
+)
+def test_code_that_is_made_to_be_slow_is_read_in_time(elf, tmp_path, words, constants):
+    (tmp_path / "x.so").write_bytes(elf([("f", ".init", [*words, RET])], constants=constants))
+    begin = time.process_time()
+    assert audit_path(tmp_path / "x.so").files
+    assert time.process_time() - begin < 4
+
+
+def test_names_that_do_not_end_are_cut():
+    offsets = np.zeros(1, np.int64)
+    found = functions.Functions(
+        start=offsets.view(np.uint64), size=offsets.view(np.uint64), name=offsets, strings=b"a" * (20 << 20)
+    )
+    begin = time.process_time()
+    assert {len(found.label(0)) for _ in range(2000)} == {1000}
+    assert time.process_time() - begin < 2
+
+
+def test_sections_whose_names_are_one_long_text_are_refused(wheel, elf):
+    content = elf(constants=[("a" * (1 << 17), b"")])
+    broken(wheel({"demo/x.so": content}), "the name of section 2 does not end")
+
+
+def test_many_modules_in_one_file_are_found_at_once():
+    names = b"\0PyInit_" * 20_000 + b"\0"
+    entries = np.zeros(20_000, [("name", "<u4"), ("section", "<u4"), ("value", "<u8")])
+    entries["name"], entries["section"], entries["value"] = 1, 1, range(20_000)
+    begin = time.process_time()
+    assert len(startup._modules(SimpleNamespace(names=names, entries=entries))) == 20_000
+    assert time.process_time() - begin < 0.5
 
 
 def test_mutated_wheels_never_raise(wheel, elf):

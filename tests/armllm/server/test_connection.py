@@ -76,6 +76,17 @@ def test_headers_are_refused_before_they_are_long(served, piece):
     wait_until(lambda: num_connections(served) == 0)
 
 
+@pytest.mark.parametrize("sizes", [(60 << 10, 60 << 10), (100 << 10, 1), (100 << 10, 100 << 10)])
+def test_a_long_header_in_two_pieces_is_refused_at_once(served, sizes):
+    """It would catch a piece that is not counted, so that only the deadline ends the connection."""
+    begin = time.monotonic()
+    with connected(served, GET + b"X-Long: " + b"a" * sizes[0]) as one:
+        time.sleep(0.1)
+        send_all(one, b"a" * sizes[1])
+        assert rest(one)[:12] in (b"", b"HTTP/1.1 431")
+    assert time.monotonic() - begin < connection.HEADER_SECONDS / 2
+
+
 def test_a_header_of_60_kib_is_fine(served):
     assert httpx2.get(f"{served.url}/health", headers={"X-Long": "a" * (60 << 10)}).status_code == 200
 
