@@ -263,7 +263,7 @@ class CheckingWeights(Weights):
             raise ValueError("the checkpoint is not quantized")
         self.inventory.products.append(
             Product(
-                prefix=self.prefix, parts=dict(parts), in_features=in_features, scheme=scheme, bias=bool(bias)
+                prefix=self.prefix, parts=dict(parts), in_features=in_features, scheme=scheme, bias=bias
             )
         )
         for name, rows in parts.items():

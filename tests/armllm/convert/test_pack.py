@@ -17,6 +17,7 @@ from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import Spy, random_prompts, save_reference
 from tests.armllm.quant.forms import awq, gptq, packed, write_quantized
 from tests.armllm.quant.test_checkpoints import AWQ, GPTQ, TOKENS, compressed
+from tests.armllm.quant.test_moe import write_gpt_oss_by_experts
 
 from armllm import LLM, kernels
 from armllm.cli import main
@@ -76,6 +77,13 @@ def test_quantized_checkpoints_are_packed_as_they_are(make_checkpoint, tmp_path,
     )
     pack(folder, tmp_path / "out")
     assert torch.equal(logits(folder), logits(tmp_path / "out"))
+
+
+def test_biases_that_the_experts_add_themselves_are_no_error(tmp_path):
+    """Those of gpt-oss by experts were refused as biases that no layer takes."""
+    write_gpt_oss_by_experts(tmp_path / "model")
+    pack(tmp_path / "model", tmp_path / "out")
+    assert torch.equal(logits(tmp_path / "model"), logits(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("architecture", ["Phi3ForCausalLM", "Qwen2MoeForCausalLM", "Gemma3ForCausalLM"])

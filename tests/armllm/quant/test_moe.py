@@ -88,11 +88,10 @@ def test_experts_are_read_and_routers_left_alone(tmp_path, architecture, method)
     agrees(folder, transformers.AutoModelForCausalLM.from_pretrained(twin, dtype=torch.float32).eval())
 
 
-@pytest.mark.usefixtures("exact_products")
-def test_experts_of_gpt_oss_come_one_by_one_with_their_biases(tmp_path):
-    """Catches the checkpoints of llm-compressor, in which each expert has linear layers of its own."""
+def write_gpt_oss_by_experts(folder):
+    """As llm-compressor writes it: each expert has linear layers of its own. Returns the model."""
     settings, group = compressed("pack-quantized", bits=4, group_size=32)
-    model = save_reference(tmp_path / "model", GPT_OSS, 21)
+    model = save_reference(folder, GPT_OSS, 21)
     form, generator, stored = packed(group), torch.Generator().manual_seed(6), {}
     for name, tensor in model.state_dict().items():
         for part, values in parts(name, tensor).items():
@@ -108,8 +107,13 @@ def test_experts_of_gpt_oss_come_one_by_one_with_their_biases(tmp_path):
                     stored |= {stem.removesuffix("weight") + end: one for end, one in tensors.items()}
                 else:
                     stored[stem] = own.contiguous()
-    save_file(stored, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     settings["ignore"] = ["lm_head", "re:.*self_attn.*"]
     config = json.dumps(GPT_OSS | {"quantization_config": settings})
-    (tmp_path / "model" / "config.json").write_text(config)
-    agrees(tmp_path / "model", model)
+    (folder / "config.json").write_text(config)
+    return model
+
+
+@pytest.mark.usefixtures("exact_products")
+def test_experts_of_gpt_oss_come_one_by_one_with_their_biases(tmp_path):
+    agrees(tmp_path, write_gpt_oss_by_experts(tmp_path))
