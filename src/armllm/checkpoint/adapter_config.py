@@ -94,7 +94,7 @@ class AdapterConfig:
             or not isinstance(value, int if whole else int | float)
             or not abs(value) < 1e9
         ):
-            raise self.error(f"{name} must be a number, not {value!r}")
+            raise self.error(f"{name} must be a {'whole ' if whole else ''}number below 1e9, not {value!r}")
         if whole and value < 1:
             raise self.error(f"{name} must be at least 1, not {value!r}")
         return value

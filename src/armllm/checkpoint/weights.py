@@ -262,9 +262,7 @@ class CheckingWeights(Weights):
         if self.quantization is None:
             raise ValueError("the checkpoint is not quantized")
         self.inventory.products.append(
-            Product(
-                prefix=self.prefix, parts=dict(parts), in_features=in_features, scheme=scheme, bias=bias
-            )
+            Product(prefix=self.prefix, parts=dict(parts), in_features=in_features, scheme=scheme, bias=bias)
         )
         for name, rows in parts.items():
             self._note_scheme(name, (rows, in_features), scheme)
