@@ -52,7 +52,7 @@ REFUSED = {
     "transposed": ({"fan_in_fan_out": True}, "fan_in_fan_out True is not supported"),
     "biases of B": ({"lora_bias": True}, "lora_bias True is not supported"),
     "a future key": ({"use_something_new": 1}, "use_something_new 1 is not supported"),
-    "rank as text": ({"rank_pattern": {"q_proj": "2"}}, "rank_pattern.q_proj must be a number"),
+    "rank as text": ({"rank_pattern": {"q_proj": "2"}}, "rank_pattern.q_proj must be a whole number"),
     "alpha as text": ({"lora_alpha": "8"}, "lora_alpha must be a number"),
     "alpha not a number": ({"lora_alpha": float("nan")}, "lora_alpha must be a number"),
     "a switch as text": ({"use_dora": "no"}, "use_dora must be true or false"),
