@@ -7,12 +7,17 @@ What takes an hour (the marker "hours") runs only where it is asked for: `pytest
 """
 
 import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
 os.environ.pop("CI", None)  # with it armbuild requires its smoke tests: the tests that mean that say so
+
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:  # a job in a shell's background: so would what tests start
+        signal.signal(number, handler)
 
 TESTS = Path(__file__).parent
 FIRST = "csrc/test_emulated_conformance.py"
