@@ -223,7 +223,11 @@ def _vllm() -> Finding:
         return Finding("vLLM", "error", str(error), f"correct or unset {vllm_plugin.VARIABLE}")
     active = [status.part for status in found if status.is_active]
     shown = f"kernels of armllm in vLLM: {', '.join(active) or 'none'}"
-    rest = [f"{status.part}: {status.reason}" for status in found if not status.is_active]
+    operators = [part for part in active if part in vllm_plugin.OPERATORS]
+    rest = (
+        [f"{', '.join(operators)}: where vLLM does not compile, as with --enforce-eager"] if operators else []
+    )
+    rest += [f"{status.part}: {status.reason}" for status in found if not status.is_active]
     if "int4" in active and not vllm_plugin.loads_gguf():
         rest.append("GGUF: this vLLM has no loader for it")
     shown += f" ({'; '.join(rest)})" if rest else ""

@@ -38,6 +38,15 @@ def test_what_is_active_and_what_is_not_is_named(vllm):
     )
 
 
+def test_what_the_compiler_takes_is_named(vllm):
+    """It would catch norms that are called active where torch's compiler computes them."""
+    found = vllm([Status("moe"), Status("norm"), Status("rotary")])
+    assert found.found == (
+        "kernels of armllm in vLLM: moe, norm, rotary "
+        "(norm, rotary: where vLLM does not compile, as with --enforce-eager)"
+    )
+
+
 def test_a_loader_of_gguf_is_not_missed(vllm):
     assert vllm([Status("int4")], ["gguf"]).found == "kernels of armllm in vLLM: int4"
 

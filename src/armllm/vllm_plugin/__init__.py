@@ -3,7 +3,7 @@
 vLLM calls `register` in each of its processes (https://docs.vllm.ai/en/latest/design/plugin_system.html). The
 environment variable ``ARMLLM_VLLM`` says which parts are active: names from `PARTS` with commas between them,
 ``all`` (the default) or ``none``. With ``-`` before each name it says which are not. A part that is slower
-than vLLM's own on this CPU is active only where its name is given.
+than vLLM's own on this CPU is active only where its name is given, which may be beside ``all``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ PARTS = {
     "activation": "activations",
     "rotary": "rotary",
 }
+OPERATORS = ("norm", "activation", "rotary")  # torch's compiler makes loops of these
+# vLLM's variable for kernels that it must not choose, and which of these this package has added
+DISABLED = "VLLM_DISABLED_KERNELS"
+ADDED = "ARMLLM_VLLM_DISABLED"
 _logger = logging.getLogger("vllm.armllm")
 
 
@@ -48,14 +52,13 @@ def wanted_parts(text: str) -> frozenset[str]:
     names = {name for name in text.lower().replace(" ", "").split(",") if name}
     if names <= {"none"}:
         return frozenset()
-    if "all" in names:
-        return frozenset(PARTS)
-    if names <= {f"-{part}" for part in PARTS}:
-        return frozenset(part for part in PARTS if f"-{part}" not in names)
-    if unknown := names - PARTS.keys():
+    listed = names - {"all"}
+    if listed <= {f"-{part}" for part in PARTS}:
+        return frozenset(part for part in PARTS if f"-{part}" not in listed)
+    if unknown := listed - PARTS.keys():
         known = ", ".join(PARTS)
         raise ValueError(f"{VARIABLE} has {', '.join(sorted(unknown))}; it takes all, none, or of: {known}")
-    return frozenset(names)
+    return frozenset(PARTS if "all" in names else names)
 
 
 @functools.cache
@@ -64,6 +67,7 @@ def activate() -> tuple[Status, ...]:
 
     ValueError says what is wrong with the variable. A vLLM with another interface keeps its own kernels.
     """
+    _forget_parent()
     text = os.environ.get(VARIABLE, "all") or "none"
     wanted = wanted_parts(text)
     named = wanted.intersection(text.lower().replace(" ", "").split(","))
@@ -75,6 +79,13 @@ def activate() -> tuple[Status, ...]:
     )
 
 
+def _forget_parent() -> None:
+    """Take out of `DISABLED` what the process that started this one added: its parts may be others."""
+    added = os.environ.pop(ADDED, "").split(",")
+    if names := os.environ.get(DISABLED):
+        os.environ[DISABLED] = ",".join(name for name in names.split(",") if name not in added)
+
+
 def _activate(part: str, *, is_named: bool) -> Status:
     try:
         if not importlib.import_module("vllm.platforms").current_platform.is_cpu():
@@ -84,11 +95,11 @@ def _activate(part: str, *, is_named: bool) -> Status:
         if (slower := why_slower()) and not is_named:
             return Status(part, f"{slower}; {VARIABLE}={part} takes ours nevertheless")
         _add_to_compile_key(part)
-        module.register()
+        switched_off = module.register()  # the reason, of a part that vLLM's own variable can switch off
     except Exception as error:  # noqa: BLE001 - whatever another version of vLLM has changed
         line = " ".join(f"{type(error).__name__}: {error}".split())
         return Status(part, f"this vLLM has another interface: {line:.300}", is_problem=True)
-    return Status(part)
+    return Status(part, switched_off or "")
 
 
 def _add_to_compile_key(part: str) -> None:

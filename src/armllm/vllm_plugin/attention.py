@@ -11,6 +11,7 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
     CPUAttentionBackendImpl,
     CPUAttentionMetadata,
+    CPUAttentionMetadataBuilder,
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
@@ -148,10 +149,11 @@ def _blocks(kv_cache: Tensor, layout: KVCacheLayout) -> Tensor:
 class ArmllmAttentionBackend(CPUAttentionBackend):  # type: ignore[misc]
     """vLLM's for CPUs with our kernels; blocks and metadata stay vLLM's."""
 
-    @staticmethod
-    def get_impl_cls() -> type[ArmllmAttentionImpl]:
-        """What computes a layer."""
-        return ArmllmAttentionImpl
+    @classmethod
+    def get_impl_cls(cls) -> type:
+        """What computes a layer: vLLM's where it derives a backend whose metadata mean another attention."""
+        is_usual = cls.get_builder_cls() is CPUAttentionMetadataBuilder
+        return ArmllmAttentionImpl if is_usual else CPUAttentionBackendImpl
 
 
 def register() -> None:

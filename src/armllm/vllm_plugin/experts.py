@@ -124,11 +124,16 @@ def _ordered(weights: Tensor) -> list[kernels.PanelWeight | Tensor]:
 
 
 class ArmllmMoEMethod(UnquantizedFusedMoEMethod):  # type: ignore[misc]
-    """vLLM's method with `ArmllmExperts` where the kernels have such experts."""
+    """vLLM's method with `ArmllmExperts` in place of its own for CPUs, where the kernels have such experts.
+
+    It chooses others for adapters, and where the user names them.
+    """
+
+    experts_cls: type
 
     def __init__(self, moe: Any) -> None:
         super().__init__(moe)
-        if can_compute(moe):
+        if issubclass(self.experts_cls, CPUUnquantizedExperts) and can_compute(moe):
             self.experts_cls = ArmllmExperts
 
 

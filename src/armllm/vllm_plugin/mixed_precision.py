@@ -99,11 +99,11 @@ def _rows_first(parameter: torch.nn.Parameter) -> Tensor:
     return data.t()
 
 
-def register() -> None:
-    """Let vLLM choose `ArmllmWNA16LinearKernel` before its own."""
+def register() -> str:
+    """Let vLLM choose `ArmllmWNA16LinearKernel` before its own, or say what switches it off."""
     fields = ("partition_weight_shape", "weight_type", "act_type", "group_size", "zero_points")
     check_interface(ArmllmWNA16LinearKernel, MPLinearLayerConfig, fields)
     methods = ("process_weights_after_loading", "apply_weights", "_get_weight_params")
     check_methods(ArmllmWNA16LinearKernel, methods)
     check_attributes(MPLinearKernel, ("config", "w_q_name", "w_s_name", "w_zp_name"))
-    prefer(ArmllmWNA16LinearKernel, [Dynamic4bitLinearKernel, CPUWNA16LinearKernel], "mp")
+    return prefer(ArmllmWNA16LinearKernel, [Dynamic4bitLinearKernel, CPUWNA16LinearKernel], "mp")

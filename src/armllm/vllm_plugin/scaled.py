@@ -71,11 +71,11 @@ def why_slower() -> str:
     return reason if target in NOT_FASTER_TARGETS else ""
 
 
-def register() -> None:
-    """Let vLLM choose `ArmllmInt8ScaledMMLinearKernel` before its own."""
+def register() -> str:
+    """Let vLLM choose `ArmllmInt8ScaledMMLinearKernel` before its own, or say what switches it off."""
     fields = ("input_symmetric", "is_static_input_scheme")
     check_interface(ArmllmInt8ScaledMMLinearKernel, Int8ScaledMMLinearLayerConfig, fields)
     methods = ("process_weights_after_loading", "apply_weights", "_get_layer_params")
     check_methods(ArmllmInt8ScaledMMLinearKernel, methods)
     check_attributes(Int8ScaledMMLinearKernel, ("config", "layer_param_names"))
-    prefer(ArmllmInt8ScaledMMLinearKernel, [CPUInt8ScaledMMLinearKernel], "int8")
+    return prefer(ArmllmInt8ScaledMMLinearKernel, [CPUInt8ScaledMMLinearKernel], "int8")

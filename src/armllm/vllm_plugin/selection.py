@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING
 from vllm.model_executor.kernels.linear import register_linear_kernel
 from vllm.platforms import PlatformEnum
 
+from armllm.vllm_plugin import ADDED, DISABLED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-DISABLED = "VLLM_DISABLED_KERNELS"
-# what the user had there: a child process finds the variable as its parent left it
-BEFORE = "ARMLLM_VLLM_DISABLED_BEFORE"
 
 
 def check_interface(kernel: type, config: type, fields: Iterable[str]) -> None:
@@ -31,17 +29,18 @@ def check_interface(kernel: type, config: type, fields: Iterable[str]) -> None:
         raise TypeError(f"its {config.__name__} has no {', '.join(sorted(missing))}")
 
 
-def prefer(kernel: type, built_in: Sequence[type], kind: str) -> None:
+def prefer(kernel: type, built_in: Sequence[type], kind: str) -> str:
     """Register ``kernel`` before the kernels ``built_in``, for linear layers of ``kind``: "mp" or "int8".
 
-    A kernel that the user has disabled stays so.
+    Where the user has disabled it nothing changes, and the result says so.
     """
-    before = os.environ.setdefault(BEFORE, os.environ.get(DISABLED, ""))
-    by_user = {name for name in before.split(",") if name}
-    behind = [one for one in built_in if one.__name__ not in by_user]
+    names = [name for name in os.environ.get(DISABLED, "").split(",") if name]
+    if kernel.__name__ in names:
+        return f"switched off by {DISABLED}"
+    behind = [one for one in built_in if one.__name__ not in names]
     for one in (kernel, *(type(f"{one.__name__}AfterArmllm", (one,), {}) for one in behind)):
         register_linear_kernel(one, PlatformEnum.CPU, kind)
-    now = os.environ.get(DISABLED, "")
-    names = [name for name in now.split(",") if name]
-    names += [one.__name__ for one in behind if one.__name__ not in names]
-    os.environ[DISABLED] = ",".join(names)
+    added = [one.__name__ for one in behind]
+    os.environ[DISABLED] = ",".join(names + added)
+    os.environ[ADDED] = ",".join([*filter(None, [os.environ.get(ADDED)]), *added])
+    return ""

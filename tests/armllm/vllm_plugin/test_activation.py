@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 
@@ -30,13 +31,15 @@ def forgotten(monkeypatch):
         (" INT4 ", {"int4"}),
         ("int8,int4", {"int4", "int8"}),
         ("-int8,-moe", set(vllm_plugin.PARTS) - {"int8", "moe"}),
+        ("all,-moe", set(vllm_plugin.PARTS) - {"moe"}),
+        ("all,int8", set(vllm_plugin.PARTS)),
     ],
 )
 def test_the_variable_names_parts(text, parts):
     assert vllm_plugin.wanted_parts(text) == parts
 
 
-@pytest.mark.parametrize("text", ["int2", "none,int4", "int4;int8", "1", "int4,-int8", "-all"])
+@pytest.mark.parametrize("text", ["int2", "none,int4", "int4;int8", "1", "int4,-int8", "-all", "all,int2"])
 def test_what_is_no_part_is_named(text):
     with pytest.raises(ValueError, match=r"ARMLLM_VLLM has .*; it takes all, none, or of: int4, int8,"):
         vllm_plugin.wanted_parts(text)
@@ -115,9 +118,27 @@ def test_a_slower_part_is_active_only_where_it_is_named(monkeypatch, scaled):
     found = {status.part: status for status in vllm_plugin.activate()}
     assert found["int8"].reason == "it has no dot products; ARMLLM_VLLM=int8 takes ours nevertheless"
     assert not found["int8"].is_problem
-    vllm_plugin.activate.cache_clear()
-    monkeypatch.setenv(vllm_plugin.VARIABLE, "int8")
-    assert [status.part for status in vllm_plugin.activate() if status.is_active] == ["int8"]
+    for text in ("int8", "all,int8"):
+        vllm_plugin.activate.cache_clear()
+        monkeypatch.setenv(vllm_plugin.VARIABLE, text)
+        assert [status.part for status in vllm_plugin.activate() if status.is_active] == ["int8"]
+
+
+def test_what_vllm_s_own_variable_switches_off_is_not_active(scaled):
+    """It would catch `armllm doctor` calling a kernel active that vLLM must not choose."""
+    scaled.register = lambda: "switched off by VLLM_DISABLED_KERNELS"
+    [found] = [one for one in vllm_plugin.activate() if one.part == "int8"]
+    assert found == vllm_plugin.Status("int8", "switched off by VLLM_DISABLED_KERNELS")
+
+
+def test_a_process_has_its_own_parts(monkeypatch):
+    """It would catch a vLLM without any kernel, started with ARMLLM_VLLM=none by one that has ours."""
+    monkeypatch.setenv("VLLM_DISABLED_KERNELS", "CPUWNA16LinearKernel,Disliked")
+    monkeypatch.setenv("ARMLLM_VLLM_DISABLED", "CPUWNA16LinearKernel")
+    monkeypatch.setenv(vllm_plugin.VARIABLE, "none")
+    vllm_plugin.activate()
+    assert os.environ["VLLM_DISABLED_KERNELS"] == "Disliked"
+    assert "ARMLLM_VLLM_DISABLED" not in os.environ
 
 
 def test_vllm_s_key_of_a_compiled_model_has_the_parts_and_the_targets(monkeypatch, scaled):

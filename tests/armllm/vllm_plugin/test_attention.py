@@ -25,6 +25,12 @@ class Attention:
         return "vLLM's"
 
 
+class Backend:
+    @staticmethod
+    def get_builder_cls():
+        return "usual"
+
+
 @pytest.fixture(scope="module")
 def attention():
     """The module of the plugin, with vLLM's names as they are here."""
@@ -32,9 +38,10 @@ def attention():
         "vllm.config": {"ModelConfig": None, "VllmConfig": None, "get_current_vllm_config": None},
         "vllm.v1.attention.backend": {"AttentionType": types.SimpleNamespace(DECODER="decoder")},
         f"{BACKENDS}.cpu_attn": {
-            "CPUAttentionBackend": object,
+            "CPUAttentionBackend": Backend,
             "CPUAttentionBackendImpl": Attention,
             "CPUAttentionMetadata": None,
+            "CPUAttentionMetadataBuilder": "usual",
         },
         f"{BACKENDS}.registry": {"AttentionBackendEnum": None, "register_backend": None},
     }
@@ -82,3 +89,11 @@ def test_other_attention_stays_with_vllm(built, change):
     layer = built(**change)
     x = torch.zeros(1, layer.num_heads, layer.head_size)
     assert layer.forward(None, x, x, x, cache(layer), object(), x) == "vLLM's"
+
+
+def test_a_backend_with_other_metadata_stays_with_vllm(attention):
+    """vLLM derives it for prompts whose tokens see each other both ways, as those of HRM-Text."""
+    ours = attention.ArmllmAttentionBackend
+    assert ours.get_impl_cls() is attention.ArmllmAttentionImpl
+    derived = type("Derived", (ours,), {"get_builder_cls": lambda: "another"})
+    assert derived.get_impl_cls() is Attention

@@ -19,7 +19,7 @@ class Experts:
 
 class Method:
     def __init__(self, moe):
-        self.experts_cls = Experts
+        self.experts_cls = getattr(moe, "chosen", Experts)
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,10 @@ def experts():
     }
     with plugin_module("experts", names) as module:
         yield module
+
+
+class Triton:
+    """What vLLM chooses for adapters."""
 
 
 def layer(**change):
@@ -65,3 +69,8 @@ def test_experts_that_the_kernels_have_are_taken(experts, activation):
 def test_other_experts_stay_with_vllm(experts, change):
     """It would catch answers without the clamp of the model."""
     assert experts.ArmllmMoEMethod(layer(**change)).experts_cls is Experts
+
+
+def test_experts_that_are_not_for_cpus_stay_with_vllm(experts):
+    """It would catch adapters that are given to experts without them."""
+    assert experts.ArmllmMoEMethod(layer(chosen=Triton)).experts_cls is Triton

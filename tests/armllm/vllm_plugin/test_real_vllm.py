@@ -302,7 +302,7 @@ def test_vllm_serve_says_what_transformers_says(make_checkpoint, tmp_path, vllm,
     ("environment", "kernel"),
     [
         ({"ARMLLM_VLLM": "none"}, "CPUWNA16LinearKernel"),
-        ({"VLLM_DISABLED_KERNELS": "ArmllmWNA16LinearKernel"}, "CPUWNA16LinearKernelAfterArmllm"),
+        ({"VLLM_DISABLED_KERNELS": "ArmllmWNA16LinearKernel"}, "CPUWNA16LinearKernel"),
     ],
     ids=["switched off", "disabled in vLLM"],
 )
