@@ -17,6 +17,15 @@ ARMLLM_INLINE int64_t activation_bytes(const WeightShape& s, int64_t rows) {
   return rows * row_floats(s) * static_cast<int64_t>(sizeof(float));
 }
 
+// Of `count` tiles of all rows, of which none has two more than another.
+struct TileRows {
+  int64_t first, rows;
+};
+ARMLLM_INLINE TileRows rows_of_tile(const MatmulArgs& a, int64_t tile, int64_t count) {
+  const int64_t first = a.rows * tile / count;
+  return {first, a.rows * (tile + 1) / count - first};
+}
+
 template <class T>
 ARMLLM_INLINE void put_row(const MatmulArgs& a, const T* x, int64_t row) {
   float* to = static_cast<float*>(a.activations) + row * row_floats(a.shape);

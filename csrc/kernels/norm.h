@@ -151,6 +151,11 @@ template <class T>
 ARMLLM_INLINE void layer_norm(const LayerNormArgs& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+    if (a.residual != nullptr) {
+      T* residual = static_cast<T*>(a.residual) + row * a.residual_stride;
+      add_row(residual, x, a.hidden);
+      x = residual;
+    }
     const float mean = sum_of(x, a.hidden) / static_cast<float>(a.hidden);
     const float scale = rms_scale(sum_of_squared_differences(x, a.hidden, mean), a.hidden, a.eps);
     layer_norm_row(static_cast<T*>(a.out) + row * a.out_stride, x, static_cast<const T*>(a.weight),

@@ -153,7 +153,7 @@ ARMLLM_INLINE void multiply_few(const MatmulArgs& a, int64_t tile_begin, int64_t
   const int64_t count = tiles(a.rows), next = panel_elements(a.shape.in_features);
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
     for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-      const int64_t first = a.rows * tile / count, rows = a.rows * (tile + 1) / count - first;
+      const auto [first, rows] = dense::rows_of_tile(a, tile, count);
       const int64_t line = tile - tile_begin, ahead = line < kLines ? next + line * kLine : 0;
       tile_by_all<T, kTileRows, true>(a, first, rows, panel, panel + 1, weights_of<T>(a, panel), ahead);
     }
@@ -181,7 +181,7 @@ ARMLLM_INLINE void multiply_widened(const MatmulArgs& a, int64_t tile_begin, int
       }
     }
     for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-      const int64_t first = a.rows * tile / count, rows = a.rows * (tile + 1) / count - first;
+      const auto [first, rows] = dense::rows_of_tile(a, tile, count);
       tile_by_all<T, kTileRows>(a, first, rows, begin, end, wide);
     }
   }
@@ -204,7 +204,7 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
     }
   }
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-    const int64_t first = a.rows * tile / count, rows = a.rows * (tile + 1) / count - first;
+    const auto [first, rows] = dense::rows_of_tile(a, tile, count);
     tile_by_all<T, kTileRows>(a, first, rows, panel_begin, panel_end, weights_of<T>(a, panel_begin));
   }
 }

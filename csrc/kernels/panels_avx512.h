@@ -115,7 +115,7 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
                             int64_t panel_end) {
   const int64_t count = tiles(a.rows);
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-    const int64_t first = a.rows * tile / count, rows = a.rows * (tile + 1) / count - first;
+    const auto [first, rows] = dense::rows_of_tile(a, tile, count);
     tile_by_all<kTileRows>(a, first, rows, panel_begin, panel_end);
   }
 }

@@ -47,8 +47,10 @@ void py_layer_norm(PyObject* const* a) {
   const Tensor weight = TensorMatcher({hidden}).of(type).match("weight", a[2]);
   const Tensor bias = TensorMatcher({hidden}).of(type).match_or_none("bias", a[3]);
   const float eps = not_negative("eps", a[4]);
-  const LayerNormArgs args{out.data, x.data,        weight.data, bias.data, tokens,
-                           hidden,   out.stride[0], x.stride[0], eps};
+  const Tensor residual = TensorMatcher({tokens, hidden}).of(type).written().match_or_none("residual", a[5]);
+  const LayerNormArgs args{out.data, x.data, weight.data,   bias.data,   residual.data,
+                           tokens,   hidden, out.stride[0], x.stride[0], residual.stride[0],
+                           eps};
   run_norm([=] { layer_norm(dispatched().table, type, args); },
            [&] { return layer_norm_pieces(dispatched().table, type, args); },
            {args.out, tokens, hidden, args.out_stride, type});
@@ -125,7 +127,7 @@ void py_gather_rows(PyObject* const* a) {
 PyMethodDef methods[] = {
     ARMLLM_METHOD("rms_norm", "out, x, weight, eps, weight_offset", py_rms_norm),
     ARMLLM_METHOD("fused_add_rms_norm", "x, residual, weight, eps, weight_offset", py_fused_add_rms_norm),
-    ARMLLM_METHOD("layer_norm", "out, x, weight, bias, eps", py_layer_norm),
+    ARMLLM_METHOD("layer_norm", "out, x, weight, bias, eps, residual", py_layer_norm),
     ARMLLM_METHOD("rotary_embedding", "positions, query, key, cos_sin_cache, interleaved",
                   py_rotary_embedding),
 #define ARMLLM_BIND(name, ...) ARMLLM_METHOD(#name, "out, x", py_activation<Function::name>),

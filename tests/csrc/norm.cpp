@@ -173,21 +173,29 @@ Result test_layer_norm(const Context& context) {
         Matrix<T> x(rows, n, random.integer(0, 5), random.integer(0, 1) == 1);
         Matrix<T> apart(rows, n, random.integer(0, 5), false);
         const bool in_place = random.integer(0, 3) == 0, with_bias = random.integer(0, 1) == 1;
+        const bool adds = random.integer(0, 1) == 1;
+        Matrix<T> residual(rows, n, random.integer(0, 5), false);
         Matrix<T>& out = in_place ? x : apart;
         Array<T> weight(n), bias(n, true);
         x.fill(random, magnitude);
         random.fill(weight.data(), n, 1.0f);
         random.fill(bias.data(), n, 1.0f);
+        residual.fill(random, magnitude);
         std::vector<double> before;
+        std::vector<T> sums;
         for (int64_t r = 0; r < rows; ++r) {
           for (int64_t i = 0; i < n; ++i) {
             from_float(to_float(x.at(r, i)) + mean_of_all * magnitude, x.at(r, i));
-            before.push_back(to_double(x.at(r, i)));
+            T sum = x.at(r, i);
+            if (adds) from_float(to_float(x.at(r, i)) + to_float(residual.at(r, i)), sum);
+            sums.push_back(sum);
+            before.push_back(to_double(sum));
           }
         }
-        armllm::layer_norm(context.table, Type<T>::kStorage,
-                           {out.memory.data(), x.memory.data(), weight.data(),
-                            with_bias ? bias.data() : nullptr, rows, n, out.stride, x.stride, eps});
+        armllm::layer_norm(
+            context.table, Type<T>::kStorage,
+            {out.memory.data(), x.memory.data(), weight.data(), with_bias ? bias.data() : nullptr,
+             adds ? residual.memory.data() : nullptr, rows, n, out.stride, x.stride, residual.stride, eps});
         const auto count = static_cast<double>(n);
         for (int64_t r = 0; r < rows; ++r) {
           const double* v = before.data() + r * n;
@@ -210,9 +218,13 @@ Result test_layer_norm(const Context& context) {
             const double bound = (fabs(scaled) * relative + mean_error * scale * fabs(w)) * 1.01 +
                                  fabs(expected) * (u + Type<T>::kRound) * 1.01 + Type<T>::kTiny;
             result.compare_stored(out.at(r, i), expected, bound, "out", r, i);
+            if (adds && memcmp(&residual.at(r, i), &sums[static_cast<size_t>(r * n + i)], sizeof(T)) != 0) {
+              result.fail("residual is not the rounded sum");
+            }
           }
         }
         out.check_gaps(result, "out");
+        residual.check_gaps(result, "residual");
         ++result.cases;
       }
     }

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from armllm.engine.prompts import EnginePrompt
     from armllm.engine.structured import Matcher
     from armllm.lora.request import LoRARequest
-    from armllm.sampling_params import PoolingParams
+    from armllm.pooling_params import PoolingParams
     from armllm.tokenizer import Tokenizer
 
 # what the sequence of a request for an embedding has as sampling parameters; it never samples
 POOLED = SamplingParams(temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+NOTHING_DRAWN = random.Random(0)  # noqa: S311 - of all that are pooled
 
 
 PREPARED = 8  # sets of lists that are cached
@@ -160,7 +161,7 @@ class Processor:
             max_tokens=0,
             params=POOLED,
             end_token_ids=frozenset(),
-            random=random.Random(0),  # noqa: S311 - nothing is drawn
+            random=NOTHING_DRAWN,
             detokenizer=None,
             priority=priority,
             pooler=Pooler(params, self.pooling, token_ids),

@@ -233,6 +233,8 @@ class Runner(abc.ABC):
             for sequence, end in zip(flight.sequences, ends.tolist(), strict=True)
             if sequence in live and sequence.samples_next and not sequence.finished
         ]
+        if not sampling:
+            return torch.empty(0, 0)
         return self._compute(hidden if len(sampling) == len(hidden) else hidden[sampling])
 
     def _begin(self, x: StepInput) -> Callable[[], Tensor]:

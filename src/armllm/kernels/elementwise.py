@@ -31,14 +31,23 @@ def fused_add_rms_norm(
     extension.fused_add_rms_norm(x, residual, weight, eps, weight_offset)
 
 
-def layer_norm(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+def layer_norm(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+) -> None:
     """Write ``(x - mean) / sqrt(variance + eps) * weight + bias`` to ``out`` (Ba, Kiros & Hinton 2016).
 
     Each row has a mean and a (biased) variance. ``out`` and ``x`` are [tokens, hidden]. ``weight`` and
-    ``bias`` are [hidden]; None means no bias. All have one dtype. ``out`` may be ``x``. Raises ValueError
-    that names the wrong argument.
+    ``bias`` are [hidden]; None means no bias. With ``residual`` [tokens, hidden], ``x`` is added to it
+    first, in place. Then ``out`` is the norm of this sum, after its rounding. All have one dtype. ``out`` may
+    be ``x``. Raises ValueError that names the wrong argument.
     """
-    extension.layer_norm(out, x, weight, bias, eps)
+    extension.layer_norm(out, x, weight, bias, eps, residual)
 
 
 def rotary_embedding(

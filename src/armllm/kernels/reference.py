@@ -136,8 +136,21 @@ def fused_add_rms_norm(
     rms_norm(x, residual, weight, eps, weight_offset=weight_offset)
 
 
-def layer_norm(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> None:
-    """Compute (x - mean) / sqrt(variance + eps) * weight + bias, per row of ``x[T, H]`` (Ba et al. 2016)."""
+def layer_norm(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+) -> None:
+    """Compute (x - mean) / sqrt(variance + eps) * weight + bias, per row of ``x[T, H]`` (Ba et al. 2016).
+
+    With ``residual[T, H]``: residual += x in place, then its norm.
+    """
+    if residual is not None:
+        x = residual.copy_(residual.float() + x.float())
     wide_bias = None if bias is None else bias.float()
     out.copy_(torch.nn.functional.layer_norm(x.float(), x.shape[-1:], weight.float(), wide_bias, eps))
 

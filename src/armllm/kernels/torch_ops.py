@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from armllm.kernels._extension import extension
+from armllm.kernels.elementwise import layer_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +119,7 @@ def _fused_add_rms_norm(
 
 for _name, _parameters, _kernel in (
     ("rms_norm", ", Tensor weight, float eps, float weight_offset", extension.rms_norm),
-    ("layer_norm", ", Tensor weight, Tensor? bias, float eps", extension.layer_norm),
+    ("layer_norm", ", Tensor weight, Tensor? bias, float eps", layer_norm),
     ("gelu", "", extension.gelu),
     ("gelu_tanh", "", extension.gelu_tanh),
     ("quick_gelu", "", extension.quick_gelu),

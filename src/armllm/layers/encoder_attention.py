@@ -124,7 +124,9 @@ class FixedScratch(Scratch):
         """Nothing: `fill` has done it."""
 
     def fill(self, query_start_loc: Tensor) -> None:
-        """Describe the next step."""
+        """Describe the next step; nothing changes where its sequences have the lengths of the last one."""
+        if torch.equal(self.starts, query_start_loc):
+            return
         starts, lens, tables, slots = _blocks(query_start_loc.numpy())
         self.starts.numpy()[:] = starts
         self.lens.numpy()[:] = lens

@@ -64,8 +64,7 @@ class LayerNorm:
 
     def add(self, x: Tensor, residual: Tensor) -> None:
         """Residual += x, then x = norm(residual), both in place."""
-        residual.add_(x)
-        kernels.layer_norm(x, residual, self.weight, self.bias, self.eps)
+        kernels.layer_norm(x, x, self.weight, self.bias, self.eps, residual=residual)
 
 
 class HeadNorm:

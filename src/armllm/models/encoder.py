@@ -104,8 +104,11 @@ class PostNormLayer:
         attended = self.attention(query, key, value, metadata.query_start_loc).flatten(1)
         if rows is not None:
             x, attended = gather(x, rows), gather(attended, rows)
-        x = self.attention_norm(self.out_proj(attended).add_(x))
-        return self.output_norm(self.down(self.activation(self.up(x))).add_(x))
+        attended = self.out_proj(attended)
+        self.attention_norm.add(attended, x)
+        out = self.down(self.activation(self.up(attended)))
+        self.output_norm.add(out, attended)
+        return out
 
 
 class Encoder:
@@ -213,8 +216,8 @@ class Encoder:
     def embed(self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata) -> Tensor:
         """What the first layer sees."""
         x = self.embed_words(token_ids, metadata)
-        x += self.position_embeddings(places)
-        return self.embedding_norm(x)
+        self.embedding_norm.add(x, self.position_embeddings(places))
+        return x
 
     @staticmethod
     def logits(hidden: Tensor) -> Tensor:

@@ -79,8 +79,9 @@ class ModernBertLayer:
         attended = self.attention(query, key, value, metadata.query_start_loc).flatten(1)
         if rows is not None:
             x, attended = gather(x, rows), gather(attended, rows)
-        x = x + self.out_proj(attended)
-        return x + self.mlp(self.mlp_norm(x))
+        attended = self.out_proj(attended)
+        self.mlp_norm.add(attended, x)
+        return self.mlp(attended).add_(x)
 
 
 class ModernBertModel(Encoder):

@@ -76,8 +76,11 @@ class RotaryPostNormLayer:
         attended = self.attention(query, key, value, metadata.query_start_loc).flatten(1)
         if rows is not None:
             x, attended = gather(x, rows), gather(attended, rows)
-        x = self.attention_norm(x + self.out_proj(attended))
-        return self.output_norm(x + self.mlp(x))
+        attended = self.out_proj(attended)
+        self.attention_norm.add(attended, x)
+        out = self.mlp(attended)
+        self.output_norm.add(out, attended)
+        return out
 
 
 class RotaryEncoder(Encoder, abc.ABC):

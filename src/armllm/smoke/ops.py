@@ -142,7 +142,9 @@ def _layer_norm(ops: Any, dtype: torch.dtype) -> Tensor:
     with_bias, without = torch.empty_like(x), torch.empty_like(x)
     ops.layer_norm(with_bias, x, weight, bias, 0.5)
     ops.layer_norm(without, x, weight, None, 0.5)
-    return torch.cat((with_bias, without))
+    summed, residual = torch.empty_like(x), _random(ROWS, HIDDEN, dtype=dtype, seed=8)
+    ops.layer_norm(summed, x, weight, bias, 0.5, residual=residual)
+    return torch.cat((with_bias, without, summed, residual))
 
 
 def _rotary_embedding(ops: Any, dtype: torch.dtype) -> Tensor:

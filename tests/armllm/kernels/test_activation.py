@@ -75,6 +75,17 @@ def test_layer_norm_is_the_float64_norm(dtype, shape, with_bias):
     assert_close(out.double(), expected, rtol=ROUND[dtype], atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_norm_adds_to_a_residual_as_torch_does(dtype):
+    x, residual = torch.randn(2, 5, 67).to(dtype)
+    weight, bias = torch.randn(2, 67).to(dtype)
+    total, expected, out = x + residual, torch.empty_like(x), torch.empty_like(x)
+    kernels.layer_norm(expected, total, weight, bias, 1e-5)
+    kernels.layer_norm(out, x, weight, bias, 1e-5, residual=residual)
+    assert torch.equal(residual, total)
+    assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("to", DTYPES)
 @pytest.mark.parametrize("source", DTYPES)
 def test_conversions_round_as_torch_does(source, to):

@@ -89,7 +89,8 @@ def norm(name, x):
     weight, bias = torch.randn(2, COLUMNS, dtype=x.dtype)
     if name == "fused_add_rms_norm":
         return [x, torch.randn_like(x), weight, 1e-5, 0.0]
-    return [torch.zeros_like(x), x, weight, *([bias, 1e-5] if name == "layer_norm" else [1e-5, 1.0])]
+    rest = [bias, 1e-5, torch.randn_like(x)] if name == "layer_norm" else [1e-5, 1.0]
+    return [torch.zeros_like(x), x, weight, *rest]
 
 
 def product(name, x):

@@ -35,7 +35,9 @@ FAULTS = {
     "fused_add_rms_norm": lambda x, residual, weight, eps, **given: reference.fused_add_rms_norm(
         x, residual, weight, 0.0, **given
     ),
-    "layer_norm": lambda out, x, weight, _bias, eps: reference.layer_norm(out, x, weight, None, eps),
+    "layer_norm": lambda out, x, weight, _bias, eps, **given: reference.layer_norm(
+        out, x, weight, None, eps, **given
+    ),
     "rotary_embedding": lambda positions, query, key, cache, interleaved: reference.rotary_embedding(
         positions, query, key, cache, interleaved=not interleaved
     ),
