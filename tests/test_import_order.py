@@ -27,6 +27,7 @@ FLOORS = (
         "outputs",
         "sampling_params",
     ),
+    ("pooling_params",),
     ("checkpoint",),
     ("quant", "tokenizer", "chat"),
     ("rendering", "pictures"),

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
+    from armllm.pooling_params import PoolingParams
     from armllm.sampling_params import (
         BeamSearchParams,
-        PoolingParams,
         RequestOutputKind,
         SamplingParams,
         StructuredOutputsParams,
@@ -92,7 +92,7 @@ _HOMES = {
     "LLMEngine": "armllm.api.llm_engine",
     "LoRARequest": "armllm.lora.request",
     "PoolingOutput": "armllm.outputs",
-    "PoolingParams": "armllm.sampling_params",
+    "PoolingParams": "armllm.pooling_params",
     "PoolingRequestOutput": "armllm.outputs",
     "PromptType": "armllm.inputs",
     "RequestOutput": "armllm.outputs",

@@ -18,11 +18,6 @@ GREEDY_TEMPERATURE = 1e-5
 # Beyond these, logits in fp32 would overflow; a distribution is flat, or one-hot, long before.
 MOST, LEAST = 1e6, 1e-6
 SEEDS = 1 << 127  # on both sides of 0; Python refuses to write integers of thousands of digits
-POOLING_TASKS = ("embed", "classify", "score", "token_embed", "token_classify", "embed&token_classify")
-NO_CLASSES = (
-    "a classification needs a model with a classification head (ForSequenceClassification in config.json)"
-)
-POOLINGS = ("last", "mean", "cls", "max", "mean_sqrt_len", "weightedmean")
 
 
 class RequestOutputKind(enum.Enum):
@@ -58,19 +53,6 @@ NEUTRAL: dict[str, Any] = {
     "output_text_buffer_length": 0,
     "trace_decode_token_ids": None,
 }
-# the same of PoolingParams
-NEUTRAL_POOLING: dict[str, Any] = {
-    "step_tag_id": None,
-    "returned_token_ids": None,
-    "requires_token_ids": False,
-    "skip_reading_prefix_cache": None,
-    "late_interaction_params": None,
-    "late_chunking_params": None,
-    "extra_kwargs": None,
-    "output_kind": RequestOutputKind.FINAL_ONLY,
-}
-
-
 NEUTRAL_FORMS = {
     "disable_additional_properties": False,
     "disable_fallback": False,
@@ -106,7 +88,7 @@ class StructuredOutputsParams:
     structural_tag: dataclasses.InitVar[Any] = None
 
     def __post_init__(self, _any_whitespace: Any, *foreign: Any) -> None:  # there is never whitespace
-        _only_neutral(NEUTRAL_FORMS, foreign)
+        only_neutral(NEUTRAL_FORMS, foreign)
         constraints = [
             field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None
         ]
@@ -209,7 +191,7 @@ class SamplingParams:
     trace_decode_token_ids: dataclasses.InitVar[Any] = None
 
     def __post_init__(self, *foreign: Any) -> None:
-        _only_neutral(NEUTRAL, foreign)
+        only_neutral(NEUTRAL, foreign)
         if self.seed == -1:  # vLLM's other way to say none
             self.seed = None
         self.stop = [self.stop] if isinstance(self.stop, str) else _as_list("stop", self.stop)
@@ -328,64 +310,6 @@ class SamplingParams:
         }
 
 
-@dataclasses.dataclass(kw_only=True)
-class PoolingParams:
-    """How the hidden states of a prompt's tokens become one embedding.
-
-    - pooling: "last" takes the state of the last token, "cls" that of the first, "mean" the mean of all,
-      "max" the largest number in each place. "mean_sqrt_len" divides the sum by the root of the length,
-      "weightedmean" weighs each token by its position from 1 on. None means what the checkpoint states; else
-      "mean" for encoders and "last" for other models.
-    - normalize: scales the vector to length 1; for classes, makes probabilities of the scores.
-    - dimensions: cuts the vector to this many leading numbers before it is normalized, for models that are
-      trained for it (Kusupati et al. 2022).
-
-    - use_activation: vLLM's name of normalize; it wins if it is set.
-    - task: None or "embed", "classify" for the classes of a prompt, or "score" for that of a pair.
-      "token_embed" makes a vector of each token, "token_classify" its classes, or its weight (BGE-M3).
-      "embed&token_classify" is the embedding, and these weights behind it.
-    - second_segment: for encoders, the place of the first token of the second text of a pair, as
-      `Tokenizer.encode_pair` returns it. `LLM.score` and `/score` set it themselves.
-
-    vLLM's other parameters are accepted with the values of `NEUTRAL_POOLING`.
-
-    Raises RequestError that names the parameter which is out of range.
-    """
-
-    pooling: str | None = None
-    normalize: bool = True
-    dimensions: int | None = None
-    use_activation: bool | None = None
-    task: str | None = None
-    second_segment: int | None = None
-    step_tag_id: dataclasses.InitVar[Any] = None
-    returned_token_ids: dataclasses.InitVar[Any] = None
-    requires_token_ids: dataclasses.InitVar[Any] = False
-    skip_reading_prefix_cache: dataclasses.InitVar[Any] = None
-    late_interaction_params: dataclasses.InitVar[Any] = None
-    late_chunking_params: dataclasses.InitVar[Any] = None
-    extra_kwargs: dataclasses.InitVar[Any] = None
-    output_kind: dataclasses.InitVar[Any] = RequestOutputKind.FINAL_ONLY
-
-    def __post_init__(self, *foreign: Any) -> None:
-        _only_neutral(NEUTRAL_POOLING, foreign)
-        if self.use_activation is not None:
-            self.normalize = self.use_activation
-        check_pooling_task(self.task)
-        if self.pooling is not None and self.pooling not in POOLINGS:
-            raise RequestError(f"pooling must be one of {', '.join(POOLINGS)}, not {self.pooling!r}")
-        if not isinstance(self.normalize, bool):
-            raise RequestError(f"normalize must be True or False, not {self.normalize!r}")
-        if self.dimensions is not None:
-            check_integer("dimensions", self.dimensions, low=1)
-        if self.second_segment is not None:
-            check_integer("second_segment", self.second_segment, low=1)
-
-    def clone(self) -> PoolingParams:
-        """Return a copy."""
-        return copy.copy(self)
-
-
 @dataclasses.dataclass
 class BeamSearchParams:
     """How `LLM.beam_search` searches. Names and defaults are vLLM's.
@@ -412,7 +336,7 @@ class BeamSearchParams:
     allowed_token_ids: dataclasses.InitVar[Any] = None
 
     def __post_init__(self, *foreign: Any) -> None:
-        _only_neutral({"watermarking": None, "allowed_token_ids": None}, foreign)
+        only_neutral({"watermarking": None, "allowed_token_ids": None}, foreign)
         check_integer("beam_width", self.beam_width, low=1)
         check_integer("max_tokens", self.max_tokens, low=1)
         _check_number("length_penalty", self.length_penalty, low=-10.0, high=10.0)
@@ -422,13 +346,7 @@ class BeamSearchParams:
             raise RequestError("a beam search has no stop strings and no structured_outputs here")
 
 
-def check_pooling_task(task: str | None) -> None:
-    """Refuse what vLLM makes of a prompt and this engine does not; RequestError says why."""
-    if task not in (None, *POOLING_TASKS):
-        raise RequestError(f"task can only be one of {', '.join(POOLING_TASKS)} here, not {task!r:.80}")
-
-
-def _only_neutral(neutral: dict[str, Any], values: Iterable[Any]) -> None:
+def only_neutral(neutral: dict[str, Any], values: Iterable[Any]) -> None:
     """Refuse a parameter of vLLM's whose value asks for something else than what is done anyway."""
     for (name, expected), value in zip(neutral.items(), values, strict=True):
         if value is not expected and (value or expected):

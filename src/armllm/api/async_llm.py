@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from armllm.engine.stats import EngineStats
     from armllm.lora.request import LoRARequest
     from armllm.outputs import EmbeddingRequestOutput, RequestOutput
-    from armllm.sampling_params import PoolingParams, SamplingParams
+    from armllm.pooling_params import PoolingParams
+    from armllm.sampling_params import SamplingParams
     from armllm.tokenizer import Tokenizer
 
 # Shorter prompts are tokenized and checked in less time than it takes to hand them to another thread.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from armllm.engine.prompts import Prompt
     from armllm.lora.request import LoRARequest
     from armllm.outputs import EmbeddingRequestOutput
-    from armllm.sampling_params import PoolingParams
+    from armllm.pooling_params import PoolingParams
 
 POLL_SECONDS = 0.02
 

@@ -30,7 +30,7 @@ from armllm.engine.scheduler import Scheduler
 from armllm.engine.states import StateSlots
 from armllm.engine.stats import EngineStats, Stopwatch
 from armllm.errors import ArmllmError, CheckpointError, EngineError, RequestError
-from armllm.sampling_params import PoolingParams
+from armllm.pooling_params import PoolingParams
 from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
-from armllm.sampling_params import PoolingParams
+from armllm.pooling_params import PoolingParams
 from armllm.server.clients import current_caller
 from armllm.server.http import answer
 from armllm.server.protocol.tokens import AboutVectors, EmbeddingRequest, Embeddings, EmbeddingUsage

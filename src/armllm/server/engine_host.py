@@ -22,8 +22,8 @@ from armllm.errors import ArmllmError, EngineError
 from armllm.helper_process import give_session_the_priority
 from armllm.inputs import PicturePrompt
 from armllm.outputs import RequestOutput
+from armllm.pooling_params import PoolingParams
 from armllm.progress import progress
-from armllm.sampling_params import PoolingParams
 from armllm.server.engine_messages import (
     BEAT_SECONDS,
     AdapterChange,

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from armllm.errors import ArmllmError
     from armllm.inputs import PicturePrompt
     from armllm.lora.request import LoRARequest
-    from armllm.sampling_params import PoolingParams, SamplingParams
+    from armllm.pooling_params import PoolingParams
+    from armllm.sampling_params import SamplingParams
 
 _LENGTH = struct.Struct("<Q")
 LONG_MESSAGE = 256 << 10  # bytes; it would hold up the event loop

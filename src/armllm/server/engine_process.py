@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from armllm.inputs import PicturePrompt
     from armllm.lora.request import LoRARequest
     from armllm.outputs import EmbeddingRequestOutput, Logprob, RequestOutput
-    from armllm.sampling_params import PoolingParams
+    from armllm.pooling_params import PoolingParams
 
 COMMAND = python_module("armllm.server.engine_host")
 LEAST_BEATS = 3  # of silence, before a process counts as one that does not answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from armllm.sampling_params import PoolingParams
+from armllm.pooling_params import PoolingParams
 from armllm.server.embeddings import embed, embed_input, new_answer, usage
 from armllm.server.errors import ApiError
 from armllm.server.http import answer
