@@ -4,7 +4,8 @@ They are decoded while they are read, and are floating-point matrices for everyb
 as it is stored (`DecodedTensors.read_fp8`), so that a weight has 8 bits in memory. Stored are:
 
 - FP8: ``weight`` of 8 bits, with ``weight_scale``, or ``weight_scale_inv`` or ``scale`` in plain ``fp8``: one
-  scale for all, per row, per group of inputs or per block of rows and inputs. Experts may be in one tensor.
+  scale for all, per row, per group of inputs or per block of rows and inputs. Experts may be in one tensor,
+  or their scales alone (`STACKS`).
 - FP4: ``weight_packed`` uint8 ``[N, K / 2]`` (E2M1, the first value in the low bits) with ``weight_scale``
   per group: E4M3, divided by ``weight_global_scale`` (NVFP4), or exponents of two with a bias of 127 (MXFP4).
   NVIDIA's ModelOpt calls the bytes ``weight`` and multiplies the scales of NVFP4 by ``weight_scale_2``.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -43,6 +45,13 @@ SCALES = ("F32", "BF16", "F16", "F8_E8M0", "U8")
 PACKED, SCALE, INVERSE, GLOBAL = "weight_packed", "_scale", "_scale_inv", "weight_global_scale"
 FACTOR = "weight_scale_2"
 INPUTS = ("input_scale", "input_global_scale", "activation_scale")  # inputs stay in the model's dtype
+EXPERT = re.compile(r"(.*\bexperts\.)(\d+)\.(\w+)\.weight")
+STACKS = {
+    **dict.fromkeys(("gate_proj", "w1"), ("gate_up_proj", 0)),
+    **dict.fromkeys(("up_proj", "w3"), ("gate_up_proj", 1)),
+    **dict.fromkeys(("down_proj", "w2"), ("down_proj", None)),
+}
+"""Where transformers puts the scales of experts, which it stores one by one: tensor and half of its rows."""
 COMPRESSED = (
     "float-quantized",
     "naive-quantized",
@@ -132,13 +141,26 @@ class FloatFormat:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Matrix:
-    """Names of what a decoded tensor comes from. packed: a byte holds two values."""
+    """Names of what a decoded tensor comes from. packed: a byte holds two values.
+
+    stacked: ``scale`` is for all experts, and this is the matrix's own one and half of its rows (None: all).
+    """
 
     values: str
     scale: str
     overall: str | None
     shape: tuple[int, ...]
     packed: bool
+    stacked: tuple[int, int | None] | None = None
+
+    def sharing(self, scale: tuple[int, ...], block: Block | None) -> Block | None:
+        """Rows and inputs that share one of so many scales, or None."""
+        if self.stacked is None:
+            return _counts(scale, self.shape, block) if len(self.shape) > 1 else None
+        (expert, half), (rows, inputs) = self.stacked, self.shape
+        if len(scale) != 3 or expert >= scale[0]:
+            return None
+        return _counts(scale[1:], (rows if half is None else 2 * rows, inputs), block)
 
 
 class DecodedTensors:
@@ -153,10 +175,13 @@ class DecodedTensors:
         hidden: set[str] = set()
         for name in sorted(stored):
             found = self._matrix(name)
-            if found is None:
+            stack, _ = _stack(name)
+            if found is None:  # transformers also writes scales, of no meaning, for what it has not rounded
+                hidden |= {name + INVERSE, stack + INVERSE}
                 continue
             stem = name.removesuffix("weight_packed").removesuffix("weight")
-            hidden |= {found.values, found.scale, *(stem + ending for ending in INPUTS)}
+            stems = (stem, f"{name}_", f"{stack}_")
+            hidden |= {found.values, found.scale, *(one + ending for one in stems for ending in INPUTS)}
             hidden |= set() if found.overall is None else {found.overall}
             self._matrices[f"{stem}weight" if name.endswith(PACKED) else name] = found
         self._names = (stored - hidden) | set(self._matrices)
@@ -178,7 +203,14 @@ class DecodedTensors:
         elif kind in FP8 and not name.endswith(SCALE):
             scales = (name + INVERSE, name + SCALE, f"{stem}scale")
             scale = next((one for one in scales if one in stored), scales[1])
-            matrix = _Matrix(values=name, scale=scale, overall=None, shape=shape, packed=False)
+            stack, stacked = _stack(name)
+            if scale not in stored and stack + INVERSE in stored:
+                scale = stack + INVERSE
+            else:
+                stacked = None
+            matrix = _Matrix(
+                values=name, scale=scale, overall=None, shape=shape, packed=False, stacked=stacked
+            )
         else:
             return None
         if matrix.scale not in stored:
@@ -194,7 +226,7 @@ class DecodedTensors:
         where = f"{self.where_stored(matrix.scale)}: tensor {matrix.scale}"
         if kind not in kinds:
             raise CheckpointError(f"{where} has dtype {kind}, not one of {', '.join(kinds)}")
-        if len(matrix.shape) < 2 or _counts(shape, matrix.shape, self._block) is None:
+        if matrix.sharing(shape, self._block) is None:
             raise CheckpointError(f"{where} has shape {list(shape)}, which does not fit {list(matrix.shape)}")
 
     def names(self) -> set[str]:
@@ -229,8 +261,7 @@ class DecodedTensors:
             decoded = doubled(values.flatten(0, -2)).view(matrix.shape).float() * 0.5
         else:
             decoded = values.float()
-        scale = self._scale(matrix)
-        return _scaled(decoded, scale, *self._counts(matrix, scale))
+        return _scaled(decoded, *self._scale(matrix))
 
     def fp8_group(self, name: str) -> int | None:
         """How many inputs share a scale, 0: all; None: the tensor comes only decoded."""
@@ -239,7 +270,7 @@ class DecodedTensors:
             return None
         if self.checkpoint.describe(matrix.values)[0] != "F8_E4M3":
             return None
-        counts = _counts(self.checkpoint.describe(matrix.scale)[1], matrix.shape, self._block)
+        counts = matrix.sharing(self.checkpoint.describe(matrix.scale)[1], self._block)
         if counts is None or (counts[1] < matrix.shape[1] and counts[1] % 4):
             return None
         return 0 if counts[1] >= matrix.shape[1] else counts[1]
@@ -247,8 +278,8 @@ class DecodedTensors:
     def read_fp8(self, name: str) -> Fp8Matrix:
         """A matrix with a scale for each row, or each row and group; CheckpointError for a scale of NaN."""
         matrix = self._matrices[name]
-        values, scale = self.checkpoint.read(matrix.values), self._scale(matrix)
-        rows, inputs = self._counts(matrix, scale)
+        values = self.checkpoint.read(matrix.values)
+        scale, rows, inputs = self._scale(matrix)
         if (scale.abs() > FP8_LARGEST_SCALE).any():
             where = f"{self.where_stored(matrix.scale)}: tensor {matrix.scale}"
             raise CheckpointError(
@@ -261,9 +292,16 @@ class DecodedTensors:
             group_size=0 if inputs >= matrix.shape[1] else inputs,
         )
 
-    def _scale(self, matrix: _Matrix) -> Tensor:
-        """The scales in fp32; CheckpointError if one is no finite number."""
-        scale = self.checkpoint.read(matrix.scale).clone()
+    def _scale(self, matrix: _Matrix) -> tuple[Tensor, int, int]:
+        """The scales in fp32, and the rows and inputs that share one; CheckpointError if any is infinite."""
+        scale = self.checkpoint.read(matrix.scale)
+        counts = matrix.sharing(tuple(scale.shape), self._block)
+        if counts is None:  # the file was changed since it was checked
+            raise CheckpointError(
+                f"{self.where_stored(matrix.scale)}: tensor {matrix.scale} has another shape now"
+            )
+        rows, inputs = counts
+        scale = scale.clone() if matrix.stacked is None else scale[matrix.stacked[0]].clone()
         if scale.dtype is torch.uint8:
             scale = torch.where(scale == NOT_A_NUMBER, math.nan, (scale.float() - 127).exp2())
         scale = scale.float()
@@ -273,16 +311,11 @@ class DecodedTensors:
         if not scale.isfinite().all():
             where = f"{self.where_stored(matrix.scale)}: tensor {matrix.scale}"
             raise CheckpointError(f"{where} has scales that are NaN or infinite")
-        return scale
-
-    def _counts(self, matrix: _Matrix, scale: Tensor) -> Block:
-        """Rows and inputs that share a scale."""
-        counts = _counts(tuple(scale.shape), matrix.shape, self._block)
-        if counts is None:  # the file was changed since it was checked
-            raise CheckpointError(
-                f"{self.where_stored(matrix.scale)}: tensor {matrix.scale} has another shape now"
-            )
-        return counts
+        if matrix.stacked is None or matrix.stacked[1] is None:
+            return scale, rows, inputs
+        half, height = matrix.stacked[1], matrix.shape[0]
+        whole = _per_row(scale, (2 * height, matrix.shape[1]), rows)  # a block may reach over both halves
+        return whole[half * height : (half + 1) * height], 1, inputs
 
 
 def _counts(scale: tuple[int, ...], shape: tuple[int, ...], block: Block | None) -> Block | None:
@@ -300,6 +333,15 @@ def _counts(scale: tuple[int, ...], shape: tuple[int, ...], block: Block | None)
     if down not in (1, rows) or not across or inputs % across:
         return None
     return rows // down, inputs // across
+
+
+def _stack(name: str) -> tuple[str, tuple[int, int | None] | None]:
+    """The tensor that may have this expert's scales, without its ending, and where in it; or the name."""
+    found = EXPERT.fullmatch(name)
+    if found is None or found[3] not in STACKS:
+        return name, None
+    stack, half = STACKS[found[3]]
+    return found[1] + stack, (int(found[2]), half)
 
 
 def _scaled(matrix: Tensor, scale: Tensor, rows: int, inputs: int) -> Tensor:

@@ -300,19 +300,44 @@ def test_they_can_be_rounded_to_integers(make_checkpoint, tmp_path):
     assert llm.llm_engine.runner.model.layers[0].mlp.down_proj.weight.bits == 8
 
 
-def test_experts_in_one_tensor_are_decoded(tmp_path, make_checkpoint):
-    moe = {"num_local_experts": 3, "num_experts_per_tok": 2}
-    source = make_checkpoint(architectures=["MixtralForCausalLM"], model_type="mixtral", **SIZES, **moe)
-    folder = tmp_path / "model"
+def write_stacked(folder, source):
+    """Experts in FP8, in one tensor as their scales are. Returns the model."""
 
     def form(stack, generator):
         parts = [fp8(blocks, "s")(matrix, generator) for matrix in stack]
         tensors = {"": torch.stack([part["weight"] for part, _ in parts])}
         tensors["_scale_inv"] = torch.stack([part["s"] for part, _ in parts])
+        tensors["_activation_scale"] = torch.ones(len(stack))
         return tensors, torch.stack([meant for _, meant in parts])
 
     settings = PLAIN | {"weight_block_size": list(BLOCK)}
-    model = write_quantized(folder, source, settings, form, lambda name: ".experts." in name)
+    return write_quantized(folder, source, settings, form, lambda name: ".experts." in name)
+
+
+MOE = SIZES | {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "intermediate_size": 80,  # a block of scales reaches over gates and ups
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_experts_with_scales_in_one_tensor_are_read(tmp_path, make_checkpoint, monkeypatch, apart):
+    """As transformers holds them, and as it saves them: matrices apart, unused scales beside fp32."""
+    monkeypatch.setattr(cpu, "wants_fp8", lambda _dtype: apart)
+    folder = tmp_path / "model"
+    model = write_stacked(folder, make_checkpoint(**MOE))
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if apart and name.endswith("_proj") and ".experts." in name]:
+        scope, kind = name.rsplit(".", 1)
+        for expert, matrix in enumerate(tensors.pop(name)):
+            parts = dict(zip(("w1", "w3"), matrix.chunk(2), strict=True)) if "up" in kind else {"w2": matrix}
+            for part, own in parts.items():
+                tensors[f"{scope}.{expert}.{part}.weight"] = own.contiguous()
+    tensors["model.layers.0.self_attn.q_proj.weight_scale_inv"] = torch.full((2, 2), float("nan"))
+    save_file(tensors, folder / "model.safetensors")
     llm = Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True))
     check_logits(llm, model, random_prompts((30,), 4), 4)
 
