@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from armllm import kernels
+from armllm.layers.embedding import gather
 
 ROWS_AT_FIRST = 1024
 
@@ -161,3 +162,24 @@ class RotaryEmbedding:
         factor = self.rope.long_attention_factor if long else None
         factor = self.rope.attention_factor if factor is None else factor
         return torch.cat((angles.cos(), angles.sin()), dim=-1) * factor
+
+
+class Temperature(RotaryEmbedding):
+    """In place of a rotation: queries grow with their position (Nakanishi 2025, arXiv:2501.19399).
+
+    ``growth``: by how much; ``interval``: after how many tokens; ``first``: what the first token counts as.
+    """
+
+    def __init__(
+        self, rope: RopeParameters, growth: float, interval: float, *, first: int, max_positions: int
+    ) -> None:
+        super().__init__(rope, max_positions=max_positions)
+        self.growth, self.interval, self.first = growth, interval, first
+
+    def __call__(self, rows: Tensor, query: Tensor, key: Tensor) -> None:  # noqa: ARG002 - a rotation's
+        """In place on ``query[T, num_heads, head_dim]``."""
+        query.mul_(gather(self.cos_sin_cache, rows).unsqueeze(1))
+
+    def _table(self, num_rows: int, *, long: bool) -> Tensor:  # noqa: ARG002 - a rotation's
+        positions = torch.arange(self.first, num_rows + self.first, dtype=torch.float32)
+        return (torch.log1p(torch.floor(positions / self.interval)) * self.growth + 1.0).unsqueeze(1)

@@ -11,16 +11,13 @@ from armllm import kernels
 from armllm.layers.causal_conv import CausalConv
 from armllm.layers.embedding import gather
 from armllm.layers.linear import load_linear
-from armllm.layers.mlp import GatedMLP
 from armllm.layers.recurrent import RecurrentLayer, StateShape, check_recurrence, decay_of
-from armllm.models.granite import GraniteDecoderLayer, GraniteForCausalLM, granite_fields
-from armllm.models.granite_moe import GraniteMoeConfig, GraniteMoeDecoderLayer
+from armllm.models.granite import GraniteForCausalLM, granite_fields
+from armllm.models.granite_moe import GraniteMoeConfig, GraniteMoeSharedDecoderLayer
 from armllm.models.mixtral import routing_fields
 from armllm.models.windows import FULL, LINEAR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from armllm.checkpoint.config import ConfigReader
@@ -39,7 +36,6 @@ class GraniteHybridConfig(GraniteMoeConfig):
 
     kinds: tuple[str, ...]
     turns: bool
-    shared_size: int
     mamba_heads: int
     mamba_head_dim: int
     mamba_groups: int
@@ -114,7 +110,7 @@ class Mamba(RecurrentLayer):
         return self.out_proj(((grouped * scale).flatten(1) * self.norm).to(x.dtype))
 
 
-class GraniteHybridDecoderLayer(GraniteDecoderLayer):
+class GraniteHybridDecoderLayer(GraniteMoeSharedDecoderLayer):
     """Granite's layer around Mamba or attention."""
 
     def load_attention(
@@ -124,22 +120,6 @@ class GraniteHybridDecoderLayer(GraniteDecoderLayer):
         if config.kinds[index] == LINEAR:
             return Mamba(config, weights.scope("mamba"))
         return super().load_attention(config, weights, rotary if config.turns else None, index)
-
-    @staticmethod
-    def load_mlp(config: Any, weights: Weights, index: int) -> Callable[[Tensor], Tensor]:
-        """One feed-forward part for all tokens, and experts beside it."""
-        shared = GatedMLP(
-            weights.scope("shared_mlp"),
-            config.hidden_size,
-            config.shared_size,
-            activation=config.activation,
-            names=("input_linear",),
-            down="output_linear",
-        )
-        if not config.num_experts:
-            return shared
-        experts = GraniteMoeDecoderLayer.load_mlp(config, weights, index)
-        return lambda x: experts(x).add_(shared(x))
 
 
 class GraniteMoeHybridForCausalLM(GraniteForCausalLM):

@@ -1,7 +1,6 @@
 """Llama 4's text model (Meta 2025): attention in chunks, and an expert beside one for all tokens.
 
-Some layers don't know positions: they see all tokens, and queries of late ones grow (Nakanishi 2025,
-arXiv:2501.19399).
+Some layers don't know positions: they see all tokens, and queries of late ones grow.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from armllm.layers.embedding import gather
 from armllm.layers.linear import load_linear
 from armllm.layers.mlp import GatedMLP
 from armllm.layers.moe import (
@@ -24,7 +22,7 @@ from armllm.layers.moe import (
 )
 from armllm.layers.norm import PlainNorm
 from armllm.layers.ranks import building_for
-from armllm.layers.rotary import RotaryEmbedding
+from armllm.layers.rotary import RotaryEmbedding, Temperature
 from armllm.models.llama import (
     LlamaAttention,
     LlamaConfig,
@@ -66,22 +64,6 @@ class Llama4Config(LlamaConfig):
     dense_size: int
     num_experts: int
     num_experts_per_tok: int
-
-
-class Temperature(RotaryEmbedding):
-    """In place of a rotation: queries are multiplied by what their position says."""
-
-    def __init__(self, config: Llama4Config, temperature: tuple[float, float], *, max_positions: int) -> None:
-        super().__init__(config.rope, max_positions=max_positions)
-        self.growth, self.interval = temperature
-
-    def __call__(self, rows: Tensor, query: Tensor, key: Tensor) -> None:  # noqa: ARG002 - a rotation's
-        """In place on ``query[T, num_heads, head_dim]``."""
-        query.mul_(gather(self.cos_sin_cache, rows).unsqueeze(1))
-
-    def _table(self, num_rows: int, *, long: bool) -> Tensor:  # noqa: ARG002 - a rotation's
-        positions = torch.arange(1, num_rows + 1, dtype=torch.float32)
-        return (torch.log1p(torch.floor(positions / self.interval)) * self.growth + 1.0).unsqueeze(1)
 
 
 class Llama4Attention(LlamaAttention):
@@ -166,7 +148,9 @@ class Llama4ForCausalLM(LlamaForCausalLM):
     def __init__(self, config: Llama4Config, weights: Weights, *, max_positions: int) -> None:
         self.temperature = None
         if config.temperature is not None:
-            self.temperature = Temperature(config, config.temperature, max_positions=max_positions)
+            self.temperature = Temperature(
+                config.rope, *config.temperature, first=1, max_positions=max_positions
+            )
         super().__init__(config, weights, max_positions=max_positions)
         if self.temperature is not None:
             self.rotaries.append(self.temperature)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 class TextPart(LlamaForCausalLM):
     """Text alone is taken. The class of the text model comes behind this one.
 
-    ``text_type``: the model_type of text_config. ``towers``: patterns of tensors that are not loaded.
-    ``always_tied``: the head is the table of the tokens; else config.json says it.
+    ``text_type``: the model_type of text_config, or several. ``towers``: patterns of tensors that are not
+    loaded. ``always_tied``: the head is the table of the tokens; else config.json says it.
     """
 
-    text_type: ClassVar[str]
+    text_type: ClassVar[str | tuple[str, ...]]
     towers: ClassVar[tuple[str, ...]]
     always_tied: ClassVar[bool] = False
 
@@ -32,7 +32,7 @@ class TextPart(LlamaForCausalLM):
     def read_config(cls, reader: ConfigReader) -> Any:
         """The text_config of config.json, with end tokens and the head of the whole model."""
         text = reader.section("text_config")
-        text.only("model_type", cls.text_type)
+        text.only("model_type", *([cls.text_type] if isinstance(cls.text_type, str) else cls.text_type))
         if cls.always_tied:
             text.only("tie_word_embeddings", True)
             reader.only("tie_word_embeddings", True)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.armllm.models.rope_configs import Config, head_dim_of, longrope, partial_rope, rope, with_rope
+from tests.armllm.models.rope_configs import (
+    Config,
+    head_dim_of,
+    longrope,
+    partial_rope,
+    rope,
+    with_rope,
+    yarn,
+)
 
 if TYPE_CHECKING:
     import random
@@ -62,6 +70,16 @@ def ministral(rng: random.Random) -> Config:
     if rng.random() < 0.7:
         config["layer_types"] = [rng.choice([FULL, SLIDING]) for _ in range(config["num_hidden_layers"])]
     return config
+
+
+def ministral3(rng: random.Random) -> Config:
+    config = mistral(rng)
+    for name in ("rope_scaling", "rope_theta", "rope_parameters"):
+        config.pop(name, None)
+    values = {"llama_4_scaling_beta": rng.choice([0.1, 0.7]), "rope_theta": rng.choice([10000.0, 100.0])}
+    values |= {"original_max_position_embeddings": rng.choice([5, 16, 40])}
+    kind: Config = rng.choice([{"type": "yarn", "factor": 4.0, **yarn(rng)}, {"rope_type": "default"}])
+    return config | {"model_type": "ministral3", "rope_parameters": values | kind}
 
 
 def qwen_windows(rng: random.Random, config: Config) -> Config:

@@ -193,6 +193,11 @@ def granite_moe(rng: random.Random) -> Config:
     return config | experts(rng, "num_local_experts")
 
 
+def granite_moe_shared(rng: random.Random) -> Config:
+    shared = {"shared_intermediate_size": rng.choice([0, 16, 40])}
+    return granite_moe(rng) | {"model_type": "granitemoeshared"} | shared
+
+
 def glm4_moe(rng: random.Random) -> Config:
     config = decoder(rng)
     extra = {

@@ -24,6 +24,7 @@ def random_config(architecture: str, seed: int) -> Config:
 FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "Llama4ForCausalLM": expert_configs.llama4,
     "LlamaForCausalLM": decoder_configs.llama,
+    "Ministral3ForCausalLM": decoder_configs.ministral3,
     "MinistralForCausalLM": decoder_configs.ministral,
     "MistralForCausalLM": decoder_configs.mistral,
     "PhimoeForCausalLM": expert_configs.phimoe,
@@ -61,6 +62,7 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "Exaone4ForCausalLM": decoder_configs.exaone4,
     "FalconForCausalLM": decoder_configs.falcon,
     "GraniteMoeForCausalLM": expert_configs.granite_moe,
+    "GraniteMoeSharedForCausalLM": expert_configs.granite_moe_shared,
     "GraniteMoeHybridForCausalLM": recurrent_configs.granite_hybrid,
     "Glm4MoeForCausalLM": expert_configs.glm4_moe,
     "DeepseekV2ForCausalLM": expert_configs.deepseek_v2,

@@ -60,6 +60,8 @@ def read(tmp_path, architecture, **values):
 @pytest.mark.parametrize(
     ("architecture", "values", "windows"),
     [
+        ("Ministral3ForCausalLM", {}, (None, None)),
+        ("Ministral3ForCausalLM", {"sliding_window": 8}, (8, 8)),
         ("MinistralForCausalLM", {}, (4096, 4096)),
         ("MinistralForCausalLM", {"sliding_window": 8, "layer_types": [FULL, SLIDING]}, (None, 8)),
         ("MistralForCausalLM", {}, (4096, 4096)),
@@ -118,6 +120,11 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
             "MinistralForCausalLM",
             {"sliding_window": None, "layer_types": [SLIDING, FULL]},
             "there is no sliding_window",
+        ),
+        (
+            "Ministral3ForCausalLM",
+            {"rope_parameters": {"rope_theta": 1e6}},
+            "scaling_beta is missing",
         ),
         ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window must be a positive integer"),
         ("Gemma2ForCausalLM", {"sliding_window": None}, "there is no sliding_window"),
@@ -202,6 +209,7 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("GraniteMoeHybridForCausalLM", {"mamba_n_heads": 48}, "are not mamba_expand times hidden_size, 128"),
         ("GraniteMoeHybridForCausalLM", {"mamba_n_groups": 3}, "mamba_n_groups 3 does not divide them"),
         ("GraniteMoeHybridForCausalLM", {"time_step_limit": [0.1, 1.0]}, "time_step_limit [0.1, 1.0]"),
+        ("GraniteMoeSharedForCausalLM", {"shared_intermediate_size": -1}, "shared_intermediate_size must be"),
         ("GraniteMoeForCausalLM", {"num_local_experts": 1}, "num_experts_per_tok 2 is above"),
         ("Ernie4_5_MoeForCausalLM", {"moe_k": 65}, "moe_k 65 is above the number of experts, 64"),
         ("Ernie4_5_MoeForCausalLM", {"use_bias": True, "tie_word_embeddings": True}, "use_bias is not"),
