@@ -113,6 +113,7 @@ class ConfigReader:
         self.values = values
         self.path = path
         self.prefix = prefix
+        self.directions = (True,)
         self.asked = {"architectures", "model_type"}
 
     @classmethod
@@ -259,7 +260,7 @@ class ConfigReader:
     ) -> dict[str, Any]:
         """The fields of `ModelConfig` but ``windows``; defaults are those of the class in transformers."""
         sizes = default_sizes or {}
-        self.only("is_causal", True)
+        self.only("is_causal", *self.directions)
         hidden_size = self.integer("hidden_size", sizes.get("hidden_size"))
         num_heads = self.integer("num_attention_heads", default_heads)
         num_kv_heads = self.integer("num_key_value_heads", num_heads)

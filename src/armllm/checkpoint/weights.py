@@ -158,6 +158,14 @@ class Weights(abc.ABC):
         """A tensor's dtype as the file has it; empty where there is no such tensor."""
         return self.checkpoint.describe(self.prefix + name)[0] if self.has(name) else ""
 
+    def repeats(self, name: str, other: Weights, other_name: str) -> bool:
+        """Whether a tensor, if it is stored, has the values of another one; this reads both."""
+        if not self.has(name) or not other.has(other_name):
+            return True
+        one = self.checkpoint.read(self.prefix + name)
+        two = self.checkpoint.read(other.prefix + other_name)
+        return one.shape == two.shape and torch.equal(one, two.to(one.dtype))
+
     def error(self, name: str, message: str) -> CheckpointError:
         """A CheckpointError that names file and tensor."""
         full_name = self.prefix + name
@@ -311,7 +319,8 @@ class CheckingWeights(Weights):
         if isinstance(self.checkpoint, DummyTensors):
             self.checkpoint.add(full_name, shape)
         if full_name not in self.checkpoint.names():
-            packed = f"{full_name}_packed" in self.checkpoint.names()
+            packed_names = {f"{full_name}_packed", f"{full_name.removesuffix('weight')}qweight"}
+            packed = not packed_names.isdisjoint(self.checkpoint.names())
             how = "is there only packed, which is not supported for it" if packed else "is missing"
             self._note_problem(f"tensor {full_name} {how}")
             return

@@ -14,7 +14,10 @@ from armllm.models.qwen2 import Qwen2ForCausalLM
 from armllm.models.qwen3 import Qwen3ForCausalLM
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from armllm.checkpoint.config import ConfigReader
+    from armllm.layers.attention import AttentionMetadata
 
 
 class Embedder(LlamaForCausalLM):
@@ -22,8 +25,12 @@ class Embedder(LlamaForCausalLM):
 
     @classmethod
     def read_config(cls, reader: ConfigReader) -> Any:
-        """The decoder's config.json, whatever it says of a head."""
+        """The decoder's config.json, whatever it says of a head. Each token may see those after it."""
+        reader.directions = (True, False)
         config = super().read_config(reader)
+        if not reader.boolean("is_causal", default=True):
+            further = tuple(None if window is None else window + 1 for window in config.windows)
+            config = dataclasses.replace(config, is_encoder=True, windows=further)
         return dataclasses.replace(
             config,
             architecture=cls.__name__,
@@ -31,6 +38,16 @@ class Embedder(LlamaForCausalLM):
             tie_word_embeddings=True,
             default_model_len=sentence_length(reader),
         )
+
+    def places_among(self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata) -> Tensor:  # noqa: ARG002
+        """What `places` gave."""
+        return places
+
+    def encode(
+        self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None
+    ) -> Tensor:
+        """Final hidden states, as of an encoder."""
+        return self(token_ids, places, metadata, rows)
 
 
 class LlamaModel(Embedder):
@@ -54,4 +71,15 @@ class Gemma2Model(Embedder, Gemma2ForCausalLM):
 
 
 class Gemma3TextModel(Embedder, Gemma3ForCausalLM):
-    """Gemma 3's text model."""
+    """Gemma 3's text model, EmbeddingGemma among them."""
+
+    @classmethod
+    def read_config(cls, reader: ConfigReader) -> Any:
+        """Where each token sees those after it, a window has one half before the token and one behind it."""
+        both_ways = reader.boolean("use_bidirectional_attention", default=False)
+        reader.values = reader.values | {"use_bidirectional_attention": False}  # as the decoder wants it
+        config = super().read_config(reader)
+        if not both_ways:
+            return config
+        halves = tuple(None if window is None else window // 2 + 1 for window in config.windows)
+        return dataclasses.replace(config, is_encoder=True, windows=halves)

@@ -12,6 +12,7 @@ from armllm.checkpoint.config import ConfigReader, ModelConfig
 from armllm.layers.activation import GATED
 from armllm.layers.attention import Attention, AttentionMetadata
 from armllm.layers.embedding import Embedding, gather
+from armllm.layers.encoder_attention import TextAttention
 from armllm.layers.linear import as_float32, load_linear, tied_head
 from armllm.layers.mlp import GatedMLP, PlainMLP
 from armllm.layers.norm import LayerNorm, RMSNorm
@@ -71,7 +72,8 @@ class LlamaAttention:
             weights, {self.output_name: config.hidden_size}, self.sizes[0], bias=config.output_bias
         )
         self.rotary = rotary
-        self.attention = Attention(
+        kind: Any = TextAttention if config.is_encoder else Attention  # which has its methods for texts
+        self.attention: Attention = kind(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
@@ -179,7 +181,7 @@ class LlamaForCausalLM:
 
     def __init__(self, config: Any, weights: Weights, *, max_positions: int) -> None:
         self.config = config
-        self.rotary = RotaryEmbedding(config.rope, max_positions=max_positions)
+        self.rotary = self.load_rotary(config, max_positions)
         self.rotaries = [self.rotary]
         model = self.decoder_weights(weights)
         embedding, layers, norm = self.names
@@ -200,6 +202,11 @@ class LlamaForCausalLM:
         self.recurrent_layers = [mixer for mixer in mixers if isinstance(mixer, RecurrentLayer)]
 
     @staticmethod
+    def load_rotary(config: Any, max_positions: int) -> RotaryEmbedding:
+        """What turns queries and keys of all layers, if `rotary_of` does not say otherwise."""
+        return RotaryEmbedding(config.rope, max_positions=max_positions)
+
+    @staticmethod
     def decoder_weights(weights: Weights) -> Weights:
         """All but the head; Qwen's embedding models and other bare decoders are stored without the prefix."""
         return weights.scope("model", optional=True)
@@ -207,11 +214,16 @@ class LlamaForCausalLM:
     def load_head(self, weights: Weights) -> Linear:
         """What makes scores of final states."""
         config = self.config
-        if config.tie_word_embeddings:
+        if config.tie_word_embeddings and self.head_repeats(weights):
             return tied_head(self.embed_tokens.weight)
         return load_linear(
             weights, {"lm_head": config.vocab_size}, config.hidden_size, bias=False, first_only=True
         )
+
+    def head_repeats(self, weights: Weights) -> bool:
+        """Whether the head is the table of tokens; transformers 5 says no where another one is stored."""
+        table = self.decoder_weights(weights).scope(self.names[0])
+        return not self.config.generates or weights.repeats("lm_head.weight", table, "weight")
 
     def rotary_of(self, index: int) -> RotaryEmbedding | None:  # noqa: ARG002 - for families that have several
         """What layer ``index`` turns queries and keys with."""

@@ -129,6 +129,7 @@ class OPTForCausalLM:
         self.lm_head = (
             tied_head(self.embed_tokens.weight)
             if config.tie_word_embeddings
+            and weights.repeats("lm_head.weight", decoder, "embed_tokens.weight")
             else load_linear(
                 weights, {"lm_head": config.vocab_size}, embedding_size, bias=False, first_only=True
             )

@@ -169,6 +169,44 @@ def test_the_text_part_runs_without_its_tower(tmp_path, architecture):
     assert check(tmp_path, model).config.eos_token_ids == {1, 7}
 
 
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "OPTForCausalLM"])
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_head_beside_a_tied_one_is_used_where_it_differs(tmp_path, architecture, differs):
+    """As transformers 5 has it. Catches other tokens without a word."""
+    save_reference(tmp_path, random_config(architecture, 1) | {"tie_word_embeddings": True}, 1)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    (table,) = (tensor for name, tensor in tensors.items() if "embed_tokens" in name)
+    tensors["lm_head.weight"] = table.flip(0).contiguous() if differs else table.clone()
+    save_file(tensors, path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert torch.equal(model.lm_head.weight, tensors["lm_head.weight"])
+    check(tmp_path, model)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("architecture", ["MistralForCausalLM", "Ministral3ForCausalLM"])
+def test_the_text_part_of_mistral_3_is_either_family(tmp_path, architecture, tied):
+    """Catches a head looked for beside the text part, and the other family's defaults."""
+    text = random_config(architecture, 3) | {"tie_word_embeddings": tied}
+    del text["architectures"]
+    tower = {"image_size": 28, "patch_size": 14, "hidden_size": 16, "intermediate_size": 16}
+    config = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "text_config": text,
+        "vision_config": tower | {"num_hidden_layers": 1, "num_attention_heads": 2, "model_type": "pixtral"},
+        "tie_word_embeddings": tied,
+        "eos_token_id": [1, 7],
+    }
+    torch.manual_seed(2)
+    model = transformers.Mistral3ForConditionalGeneration(transformers.Mistral3Config(**config)).eval()
+    randomize(model, text["model_type"])
+    model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert check(tmp_path, model).config.eos_token_ids == {1, 7}
+
+
 def test_the_text_part_of_gemma_3n_is_found_below_its_name(tmp_path):
     """Its vision tower is of another package, so the whole model is not built here."""
     text = random_config("Gemma3nForCausalLM", 3) | {"tie_word_embeddings": True}

@@ -76,6 +76,26 @@ def test_decoders_without_a_head_make_embeddings_only(tmp_path, architecture):
         llm.generate(prompts[0], SamplingParams(), use_tqdm=False)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("architecture", EMBEDDERS)
+def test_decoders_may_see_both_ways(tmp_path, architecture, seed):
+    """EmbeddingGemma and GTE-Qwen2. Catches a half window, and keys taken from a cache that is not there."""
+    stem = architecture.removesuffix("Model").removesuffix("Text")
+    config = random_config(f"{stem}ForCausalLM", seed) | {"pad_token_id": 0, "attn_implementation": "eager"}
+    config |= {"use_bidirectional_attention": True} if stem == "Gemma3" else {"is_causal": False}
+    settings = transformers.AutoConfig.for_model(**config)
+    torch.manual_seed(seed)
+    model = transformers.AutoModel.from_config(settings).eval()
+    randomize(model, config["model_type"])
+    model.save_pretrained(tmp_path)
+    llm = LLM(tmp_path, dtype="float32", skip_tokenizer_init=True)
+    for prompt in random_prompts((1, 12, 37), 3) * 3:  # the second and third time is recorded
+        (output,) = llm.embed([prompt], PoolingParams(normalize=False), use_tqdm=False)
+        with torch.inference_mode():
+            expected = model(torch.tensor([prompt])).last_hidden_state[0].mean(0)
+        torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, rtol=0, atol=1e-4)
+
+
 RERANKER = {
     "architectures": ["Qwen3ForSequenceClassification"],
     "classifier_from_token": ["no", "yes"],

@@ -6,6 +6,9 @@ import pytest
 from tests.armllm.quant.forms import awq, gptq, packed, write_quantized
 from tests.armllm.quant.test_checkpoints import AWQ, GPTQ, agrees, compressed
 
+from armllm import LLM
+from armllm.errors import CheckpointError
+
 pytestmark = pytest.mark.usefixtures("exact_products")
 
 PHI3 = {
@@ -53,3 +56,17 @@ def test_a_head_of_its_own(make_checkpoint, tmp_path, method):
     source = make_checkpoint(hidden_size=128, intermediate_size=256, tie_word_embeddings=False)
     model = write_quantized(folder, source, settings, form, chosen)
     agrees(folder, model)
+
+
+@pytest.mark.parametrize("method", FORMS)
+def test_a_packed_embedding_is_named(make_checkpoint, tmp_path, method):
+    """Catches "missing" of a table that is there, packed by a program of its own."""
+    settings, form = form_of(method)
+    folder = tmp_path / "model"
+
+    def chosen(name):
+        return "_proj" in name or "embed_tokens" in name
+
+    write_quantized(folder, make_checkpoint(hidden_size=128, intermediate_size=256), settings, form, chosen)
+    with pytest.raises(CheckpointError, match=r"model.embed_tokens.weight is there only packed"):
+        LLM(folder, dtype="float32", skip_tokenizer_init=True)
