@@ -113,7 +113,7 @@ class ConfigReader:
         self.values = values
         self.path = path
         self.prefix = prefix
-        self.directions = (True,)
+        self.directions: tuple[bool, ...] = (True,)  # values of is_causal
         self.asked = {"architectures", "model_type"}
 
     @classmethod

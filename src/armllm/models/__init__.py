@@ -122,13 +122,15 @@ ENCODERS = {
 # decoders with classes
 CLASSIFIERS = {
     f"{name}ForSequenceClassification": Family("classifiers", "")
-    for name in ("Gemma2", "Gemma3Text", "Llama", "Mistral", "Qwen2", "Qwen3")
+    for name in ("Gemma", "Gemma2", "Gemma3Text", "Llama", "Mistral", "Qwen2", "Qwen3")
 }
 # decoders without a head, for embeddings
 EMBEDDERS = {
     f"{name}Model": Family("embedders", "")
     for name in ("Gemma2", "Gemma3Text", "Llama", "Mistral", "Qwen2", "Qwen3")
 }
+# that see tokens behind each one, and so generate no text, whatever config.json calls them
+BOTH_WAYS = {f"{name.removesuffix('Model').removesuffix('Text')}ForCausalLM": name for name in EMBEDDERS}
 BGE_M3 = {"BgeM3EmbeddingModel": Family("bert", "")}  # which calls itself XLMRobertaModel
 ARCHITECTURES = FAMILIES | ENCODERS | CLASSIFIERS | EMBEDDERS | BGE_M3
 OLDER_NAMES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}  # which checkpoints bear, and transformers no more
@@ -267,6 +269,8 @@ def model_class(reader: ConfigReader) -> type[Model]:
     architecture = named[0] if named else by_type.get(str(model_type), model_type)
     if isinstance(architecture, str):
         architecture = OLDER_NAMES.get(architecture, architecture)
+    if reader.values.get("is_causal") is False or reader.values.get("use_bidirectional_attention") is True:
+        architecture = BOTH_WAYS.get(str(architecture), architecture)
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise reader.error(
             f"architecture {architecture!r} is not supported, only {', '.join(sorted(ARCHITECTURES))}"

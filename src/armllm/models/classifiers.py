@@ -9,6 +9,7 @@ from armllm.checkpoint.config import Classes
 from armllm.layers.linear import DenseLinear, as_float32, load_linear
 from armllm.layers.ranks import building_for
 from armllm.models.encoder import read_classes, sentence_length
+from armllm.models.gemma import GemmaForCausalLM
 from armllm.models.gemma2 import Gemma2ForCausalLM
 from armllm.models.gemma3 import Gemma3ForCausalLM
 from armllm.models.llama import LlamaForCausalLM
@@ -81,8 +82,8 @@ def _read_tokens(reader: ConfigReader, tokens: Any, config: LlamaConfig) -> Clas
     The keys are vLLM's: two tokens are one class (Qwen3's reranker, method "from_2_way_softmax"), or each is
     one ("no_post_processing").
     """
-    if not isinstance(tokens, list) or len(tokens) < 2 or not all(isinstance(one, str) for one in tokens):
-        raise reader.error(f"classifier_from_token must be a list of two tokens or more, not {tokens!r:.100}")
+    if not isinstance(tokens, list) or not tokens or not all(isinstance(one, str) for one in tokens):
+        raise reader.error(f"classifier_from_token must be a list of tokens, not {tokens!r:.100}")
     original = reader.boolean("is_original_qwen3_reranker", default=False)
     two_way = "from_2_way_softmax"
     if not original and not reader.has("method"):
@@ -98,7 +99,7 @@ def _read_tokens(reader: ConfigReader, tokens: Any, config: LlamaConfig) -> Clas
     return Classes(
         labels=("LABEL_0",) if method == two_way else tuple(tokens),
         pooling="last",
-        activation="sigmoid" if method == two_way else "softmax",
+        activation="sigmoid" if method == two_way or len(tokens) == 1 else "softmax",
         token_ids=tuple(token_id for token_id in token_ids if token_id is not None),
     )
 
@@ -117,6 +118,12 @@ class Qwen2ForSequenceClassification(Classifier, Qwen2ForCausalLM):
 
 class Qwen3ForSequenceClassification(Classifier, Qwen3ForCausalLM):
     """Qwen3, as its rerankers are published for classification."""
+
+
+class GemmaForSequenceClassification(Classifier, GemmaForCausalLM):
+    """Gemma 1."""
+
+    default_padding = 0
 
 
 class Gemma2ForSequenceClassification(Classifier, Gemma2ForCausalLM):

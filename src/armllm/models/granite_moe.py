@@ -31,7 +31,7 @@ class GraniteMoeDecoderLayer(GraniteDecoderLayer):
     """Granite's layer with experts."""
 
     @staticmethod
-    def load_mlp(config: GraniteMoeConfig, weights: Weights, index: int) -> MoE:  # noqa: ARG004
+    def load_mlp(config: GraniteMoeConfig, weights: Weights, index: int) -> Callable[[Tensor], Tensor]:  # noqa: ARG004
         """Experts, all in one tensor; transformers 5 calls the router by a shorter name."""
         block = weights.scope("block_sparse_moe")
         routing = Routing(

@@ -130,14 +130,17 @@ def test_a_reranker_published_as_a_decoder_scores_by_its_two_answers(tmp_path, t
         torch.testing.assert_close(torch.as_tensor(output.outputs.probs), expected, rtol=0, atol=1e-4)
 
 
-def test_answers_may_be_classes(tmp_path):
+@pytest.mark.parametrize("answers", [{"no": 7, "yes": 11, "maybe": 399}, {"yes": 11}])
+def test_answers_may_be_classes(tmp_path, answers):
+    """A single one is that of bge-reranker-v2-gemma."""
     model = decoder(tmp_path, tied=False)
-    changes = {"classifier_from_token": ["no", "yes", "maybe"], "method": "no_post_processing"}
+    changes = {"classifier_from_token": [*answers], "method": "no_post_processing"}
     llm = LLM(tmp_path, dtype="float32", hf_overrides=RERANKER | changes)
     (prompt,) = random_prompts((12,), 3)
     (output,) = llm.classify([prompt], use_tqdm=False)
     with torch.inference_mode():
-        expected = model(torch.tensor([prompt])).logits[0, -1][[7, 11, 399]].softmax(-1)
+        logits = model(torch.tensor([prompt])).logits[0, -1][[*answers.values()]]
+    expected = logits.sigmoid() if len(answers) == 1 else logits.softmax(-1)
     torch.testing.assert_close(torch.as_tensor(output.outputs.probs), expected, rtol=0, atol=1e-4)
 
 
@@ -145,7 +148,7 @@ def test_answers_may_be_classes(tmp_path):
     ("changes", "message"),
     [
         ({"classifier_from_token": ["no", "perhaps"]}, "'perhaps' is no token of the vocabulary"),
-        ({"classifier_from_token": "yes"}, "must be a list of two tokens or more, not 'yes'"),
+        ({"classifier_from_token": "yes"}, "must be a list of tokens, not 'yes'"),
         ({"classifier_from_token": ["no", "yes", "maybe"]}, "needs two tokens"),
         ({"is_original_qwen3_reranker": False}, "classifier_from_token needs a method: from_2_way_softmax"),
         ({"method": "other"}, "method 'other' is not supported"),
