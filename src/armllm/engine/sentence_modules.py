@@ -30,6 +30,7 @@ MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 POOLING = "1_Pooling"
 MOST_MODULES = 32
+KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")  # the last is for training alone
 PATH = re.compile(r"(?:[\w.-][\w. /-]{0,99})?")  # below the checkpoint's folder
 # keys of pooling's config.json -> names here, in the order in which several are put side by side
 MODES = {
@@ -91,25 +92,30 @@ def read_modules(folder: Path, hidden_size: int) -> tuple[tuple[str, ...], tuple
     normalized = False  # at the end they are anyway, unless a request says otherwise
     if folder.is_file():
         return modes, ()
-    for kind, path in _listed(folder):
-        if kind in ("Transformer", "Dropout"):  # which only training does
-            continue
+    listed = _listed(folder)
+    unknown = next((kind for kind, _ in listed if kind not in KINDS), None)
+    if unknown is not None:
+        way = ": hf_overrides with classifier_from_token do the same" if unknown == "LogitScore" else ""
+        raise CheckpointError(
+            f"{folder / MODULES}: module {unknown!r:.80} is not supported, only Transformer, Pooling, Dense"
+            f" and Normalize{way}"
+        )
+    for kind, path in listed:
         if kind == "Pooling":
             modes = read_modes(path / "config.json")
         elif kind == "Normalize":
             refuse_other_vectors(ConfigReader(_settings(path), path / "config.json"))
             normalized = True
         elif kind == "Dense":
+            if not modes:
+                raise CheckpointError(
+                    f"{folder / MODULES}: module 'Dense' without Pooling before it is not supported: it makes"
+                    " a vector of each token (ColBERT)"
+                )
             width = projections[-1].out_features if projections else len(modes) * hidden_size
             found = read_projection(path, width)
             projections.append(dataclasses.replace(found, normalized=normalized))
             normalized = False
-        else:
-            way = ": hf_overrides with classifier_from_token do the same" if kind == "LogitScore" else ""
-            raise CheckpointError(
-                f"{folder / MODULES}: module {kind!r:.80} is not supported, only Transformer, Pooling, Dense"
-                f" and Normalize{way}"
-            )
     return modes, tuple(projections)
 
 

@@ -119,6 +119,15 @@ def test_scores_of_tokens_have_another_way(folder):
     refused(folder, "module 'LogitScore' is not supported.*hf_overrides with classifier_from_token")
 
 
+def test_vectors_of_tokens_are_named(folder):
+    """Catches a width of 0 that nobody wrote, of a model like ColBERT, and a later module that says more."""
+    (folder / "modules.json").write_text(json.dumps([MODULES[0], MODULES[2]]))
+    refused(folder, "module 'Dense' without Pooling before it is not supported")
+    mask = {"type": "sentence_transformers.multi_vector_encoder.modules.MultiVectorMask", "path": "2_Mask"}
+    (folder / "modules.json").write_text(json.dumps([MODULES[0], MODULES[2], mask]))
+    refused(folder, "module 'MultiVectorMask' is not supported")
+
+
 def refused(folder, message):
     began = time.process_time()
     with pytest.raises(CheckpointError, match=message) as caught:
