@@ -139,64 +139,77 @@ class _Scanner:
         self.code = Code(known_functions=len(self.known.start), work=work)
 
     def sections(self, batch: Batch) -> None:
-        """Add the functions of a batch of sections."""
+        """Add the functions of a batch of sections, whose words are looked at in pieces."""
         words = batch.read(self.data)
         self.code.words += len(words)
-        rows = classify(words)
-        hits = np.flatnonzero(rows)
-        undefined = hits[(rows[hits] == UNDEFINED) & (words[hits] != 0)]
-        hits = hits[rows[hits] != UNDEFINED]
-        hits = hits[_needing()[rows[hits]]]
-        if not len(hits):
-            return
         marked = batch.marked(self.marks)
-        is_literal = np.isin(hits, batch.literals(words))
-        hits = hits[np.where(marked[batch.owner(hits)], batch.code(self.marks, hits), ~is_literal)]
-        helpers = _outline_atomics(words, hits, rows, batch.within(hits))
-        self.code.self_checked += int(helpers.sum())
-        self.helpers.update(self.known.find(batch.addresses(hits[helpers])).tolist())
-        hits = hits[~helpers]
-        if not len(hits):
-            return
-        undefined = undefined[~marked[batch.owner(undefined)]]
-        where = self.known.find(batch.addresses(undefined))
-        broken = set(zip(batch.owner(undefined).tolist(), where.tolist(), strict=True))
-        for (at, index), uses in self._uses(words, rows, hits, batch).items():
+        literals: npt.NDArray[np.bool_] | None = None
+        broken = set[tuple[int, int]]()
+        found: dict[tuple[int, int], dict[int, Use]] = {}
+        for start in range(0, len(words), CHUNK):
+            rows = classify(words[start : start + CHUNK])
+            hits = np.flatnonzero(rows)
+            kinds, hits = rows[hits], hits + start
+            undefined = hits[(kinds == UNDEFINED) & (words[hits] != 0) & ~marked[batch.owner(hits)]]
+            broken.update(self._functions(batch, undefined))
+            wanted = kinds != UNDEFINED
+            wanted[wanted] = _needing()[kinds[wanted]]
+            hits, kinds = hits[wanted], kinds[wanted]
+            if not len(hits):
+                continue
+            if literals is None:
+                literals = batch.literals(words)
+            is_code = np.where(marked[batch.owner(hits)], batch.code(self.marks, hits), ~literals[hits])
+            hits, kinds = hits[is_code], kinds[is_code]
+            helpers = _outline_atomics(words, hits, kinds, batch.within(hits))
+            self.code.self_checked += int(helpers.sum())
+            self.helpers.update(self.known.find(batch.addresses(hits[helpers])).tolist())
+            self._uses(words, kinds[~helpers], hits[~helpers], batch, found)
+        for (at, index), uses in found.items():
+            section, stripped = batch.found[at][1], not marked[at]
             self._function(
-                index, uses, batch.found[at][1], stripped=not marked[at], broken=(at, index) in broken
+                index, list(uses.values()), section, stripped=stripped, broken=(at, index) in broken
             )
+
+    def _functions(self, batch: Batch, indices: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
+        """Return the sections, and the functions therein, that have these words; some come several times."""
+        section, function = batch.owner(indices), self.known.find(batch.addresses(indices))
+        new = np.flatnonzero((np.diff(section, prepend=-1) != 0) | (np.diff(function, prepend=-2) != 0))
+        return zip(section[new].tolist(), function[new].tolist(), strict=True)
 
     def _uses(
         self,
         words: npt.NDArray[np.uint32],
-        rows: npt.NDArray[np.uint16],
+        row: npt.NDArray[np.uint16],
         hits: npt.NDArray[Any],
         batch: Batch,
-    ) -> dict[tuple[int, int], list[Use]]:
-        """Return for each function of each section its uses, one for each row of the table."""
+        found: dict[tuple[int, int], dict[int, Use]],
+    ) -> None:
+        """Add to what was ``found``, for each function of each section, its uses by row of the table."""
         function, section = self.known.find(batch.addresses(hits)), batch.owner(hits)
-        order = np.lexsort((hits, rows[hits], function, section))
-        hits, function, section = hits[order], function[order], section[order]
-        row = rows[hits].astype(np.int64)
-        keys = (section, function, row)
+        order = np.lexsort((row, function, section))  # which keeps the order of equals
+        hits, keys = hits[order], tuple(key[order].astype(np.int64) for key in (section, function, row))
         new = np.flatnonzero(np.logical_or.reduce([np.diff(key, prepend=-2) != 0 for key in keys]))
         if not len(new):
-            return {}
-        self.uses += len(new)
-        if self.uses > MAX_USES:
-            raise BrokenElf(f"more than {MAX_USES} uses of extensions: not read")
+            return
         last = np.append(new[1:], len(hits)) - 1
         addresses = batch.addresses(hits)
         certain = np.logical_or.reduceat(np.isin(addresses, self.certain), new)
         firsts = (addresses[new], addresses[last], words[hits[new]], certain)
         columns = (*(key[new] for key in keys), last - new + 1, *firsts)
-        found: dict[tuple[int, int], list[Use]] = {}
         for at, index, kind, count, first, final, word, runs in zip(
             *(column.tolist() for column in columns), strict=True
         ):
-            use = Use(row=kind, count=count, address=first, last=final, word=word, certain=runs)
-            found.setdefault((at, index), []).append(use)
-        return found
+            uses = found.setdefault((at, index), {})
+            if before := uses.get(kind):
+                uses[kind] = replace(
+                    before, count=before.count + count, last=final, certain=before.certain or runs
+                )
+                continue
+            self.uses += 1
+            uses[kind] = Use(row=kind, count=count, address=first, last=final, word=word, certain=runs)
+        if self.uses > MAX_USES:
+            raise BrokenElf(f"more than {MAX_USES} uses of extensions: not read")
 
     def _function(
         self, index: int, uses: list[Use], section: Section, *, stripped: bool, broken: bool
@@ -325,12 +338,12 @@ def _outline_atomics(
 ) -> npt.NDArray[np.bool_]:
     """Return which hits are the LSE instruction of an outline-atomics helper whose name was stripped.
 
-    ``within`` are the hits, counted from the begin of their sections. Such a helper is
+    ``rows`` are those of the hits, ``within`` their places in their sections. Such a helper is
     ``ldrb w16, [x16, #n]; cbz w16, ...`` and then the instruction, in libgcc and compiler-rt alike.
     """
     lse = _needing_lse_alone()
     result = np.zeros(len(hits), np.bool_)
-    some = np.flatnonzero((within >= 2) & lse[rows[hits]])
+    some = np.flatnonzero((within >= 2) & lse[rows])
     place = hits[some]
     load = (words[place - 2] & np.uint32(0xFFC003FF)) == np.uint32(0x39400210)
     branch = (words[place - 1] & np.uint32(0xFF00001F)) == np.uint32(0x34000010)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
     from armbuild.audit.elf import Elf, Section
@@ -123,17 +125,20 @@ def mappings(data: Bytes, elf: Elf) -> dict[int, Mapping]:
     }
 
 
-def literals(words: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the LDR (literal) instructions among ``words`` with the words that they load, which are data.
+def literals(
+    words: npt.NDArray[np.uint32],
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Yield the LDR (literal) instructions among ``words`` with the first words that they load: data.
 
-    Both are indices. Those of an instruction that loads several words come several times.
+    Both are indices. After that come those that load a second word, a third and a fourth.
     """
     loads = np.flatnonzero((words & np.uint32(0x3B000000)) == np.uint32(0x18000000))
     loads = loads[(words[loads] >> np.uint32(30)) != 3]  # opc 11 is PRFM
     offset = ((words[loads].astype(np.int64) >> 5) & 0x7FFFF ^ 0x40000) - 0x40000
     size = np.where(words[loads] & np.uint32(1 << 26), 4 << (words[loads] >> np.uint32(30)), 8) // 4
-    target = [(loads + offset)[size > step] + step for step in range(4)]
-    return np.concatenate([loads[size > step] for step in range(4)]), np.concatenate(target)
+    for step in range(4):
+        more = size > step
+        yield loads[more], (loads + offset)[more] + step
 
 
 def _unwind_entries(data: Bytes, elf: Elf) -> tuple[Addresses, Addresses]:

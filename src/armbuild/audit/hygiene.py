@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from armbuild.audit.elf import LARGEST_PAGE
+from armbuild.audit.instructions import CHUNK
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,11 +70,16 @@ def _unsigned(path: Path, elf: Elf) -> list[str]:
             if not section.executable or not section.name.startswith((".text", "armllm.")):
                 continue
             file.seek(section.offset)
-            instructions = np.frombuffer(file.read(section.size // 4 * 4), "<u4")
-            # STP and STR to the stack, of X30 (Arm ARM, C4.1.96)
-            pair = instructions & 0xFC4003E0 == 0xA80003E0
-            pair &= (instructions >> 10 & 31 == 30) | (instructions & 31 == 30)
-            single = (instructions & 0xFFC003FF == 0xF90003FE) | (instructions & 0xFFE00FFF == 0xF8000FFE)
-            if (pair | single).any() and not (instructions == _PACIASP).any():
+            saves = signs = False
+            for start in range(0, section.size // 4 * 4, 4 * CHUNK):
+                size = min(4 * CHUNK, section.size // 4 * 4 - start)
+                instructions = np.frombuffer(file.read(size), "<u4")
+                # STP and STR to the stack, of X30 (Arm ARM, C4.1.96)
+                pair = instructions & 0xFC4003E0 == 0xA80003E0
+                pair &= (instructions >> 10 & 31 == 30) | (instructions & 31 == 30)
+                single = (instructions & 0xFFC003FF == 0xF90003FE) | (instructions & 0xFFE00FFF == 0xF8000FFE)
+                saves |= bool((pair | single).any())
+                signs |= bool((instructions == _PACIASP).any())
+            if saves and not signs:
                 unsigned.append(section.name)
     return unsigned

@@ -20,9 +20,8 @@ _NOP = 0xD503201F
 _BRANCHES = 0x14000000
 """Bits 26 to 28 of branches, exceptions, system instructions (Arm ARM, C4.1): all else goes straight on."""
 _MAX_FUNCTION = 20_000
-_MAX_ROUNDS = 10
 _STEPS_PER_BLOCK = 20
-"""To find dominators. Only code that is made to be slow takes more."""
+"""To find dominators, with those from block to block. Only code that is made to be slow takes more."""
 
 
 class Places:
@@ -203,18 +202,16 @@ class Graph:
         number = {block: index for index, block in enumerate(order)}
         above: dict[int, int] = {order[0]: order[0]}
         changed = True
-        rounds = steps = 0
+        steps, left = 0, _STEPS_PER_BLOCK * len(order)
         while changed:
             changed = False
-            rounds += 1
-            if rounds > _MAX_ROUNDS:  # compilers' code takes three
-                return order[:1]
+            left -= len(order)
             for block in order[1:]:
                 first, *others = [other for other in before[block] if other in above]
                 for other in others:
                     first, more = _meet(first, other, above, number)
                     steps += more
-                    if steps > _STEPS_PER_BLOCK * len(order):
+                    if steps > left:
                         self.work += steps
                         return order[:1]
                 if above.get(block) != first:

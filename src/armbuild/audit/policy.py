@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("symbol_versions.py")
-SECONDS, SECONDS_PER_GB = 8, 60
+SECONDS, SECONDS_PER_GB = 6, 60
 """Of CPU time, and for each gigabyte of ELF files. A wheel of torch takes 4."""
 CLOCK = 60
 """How many times that by the clock: a busy machine gives a process a small part of its time."""

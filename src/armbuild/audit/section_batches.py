@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from armbuild.audit import functions as bounds
+from armbuild.audit.instructions import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -40,6 +41,8 @@ class Batch:
 
     def owner(self, indices: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return for each word, by its index, which of the sections has it."""
+        if len(self.found) == 1:  # which may have many millions
+            return np.zeros(len(indices), np.int64)
         return np.searchsorted(self.start, indices, side="right").astype(np.int64) - 1
 
     def within(self, indices: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -77,12 +80,15 @@ class Batch:
         last = np.searchsorted(place, indices, side="right") - 1
         return np.where((last >= 0) & (owner[last] == self.owner(indices)), kind[last], True)
 
-    def literals(self, code: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-        """Return the indices of words that LDR (literal) instructions of the same section load."""
-        load, target = bounds.literals(code)
-        inside = (target >= 0) & (target < len(code))
-        load, target = load[inside], target[inside]
-        found: npt.NDArray[np.int64] = np.unique(target[self.owner(load) == self.owner(target)])
+    def literals(self, code: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+        """Return for each word whether an LDR (literal) instruction of the same section loads it."""
+        found = np.zeros(len(code), np.bool_)
+        for start in range(0, len(code), CHUNK):
+            for load, loaded in bounds.literals(code[start : start + CHUNK]):
+                owner, target = self.owner(load + start), loaded + start
+                inside = (target >= 0) & (target < len(code))
+                inside[inside] = owner[inside] == self.owner(target[inside])
+                found[target[inside]] = True
         return found
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.tags import parse_tag
 
+from armbuild.audit import audit_path
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -192,3 +194,11 @@ def own_wheel(tmp_path):
         return make_wheel(tmp_path, files, name="armllm", version=version)
 
     return make
+
+
+def broken(path, word):
+    report = audit_path(path)
+    assert not report.ok
+    assert any(word in error for error in report.errors), report.errors
+    assert all(len(error.splitlines()) == 1 for error in report.errors)
+    json.dumps(report.as_dict())

@@ -5,7 +5,7 @@ from random import Random
 
 from tests.armbuild.audit.conftest import AARCH64, RET
 
-from armbuild.audit import audit_path, section_batches
+from armbuild.audit import audit_path, code, section_batches
 from armbuild.audit.code import scan
 from armbuild.audit.elf import read_elf
 
@@ -82,5 +82,10 @@ def test_sections_that_are_read_together_have_nothing_of_one_another(tmp_path, m
     together = read()
     monkeypatch.setattr(section_batches, "WORDS", 0)
     assert read() == together
+    for module in (code, section_batches):
+        monkeypatch.setattr(module, "CHUNK", 3)
+    assert read() == together
+    monkeypatch.setattr(section_batches, "WORDS", 1 << 18)
+    assert read() == together, "nor does a piece of them end what it cuts"
     assert len(together[2]) > 100
     assert together[1] > 10
