@@ -23,6 +23,11 @@ PATIENCE = 2.0
 """Seconds in which compilers may remove what they half wrote."""
 
 
+def parent(process: int) -> int:
+    """Return the parent of a process; OSError where there is none."""
+    return int(Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+
+
 def members(leaders: Iterable[int]) -> set[int]:
     """Return the processes of these sessions and all their descendants.
 

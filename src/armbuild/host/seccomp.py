@@ -70,17 +70,22 @@ REFUSED = {
 NUMBER, ARCHITECTURE, FIRST, SECOND, THIRD = 0, 4, 16, 24, 32
 CLONE, IOCTL, SOCKET, SOCKETPAIR, CLONE3 = (56, 220), (16, 29), (41, 198), (53, 199), (435, 435)
 FCNTL = (72, 25)
+FALLOCATE = (285, 47)
 SET_FLAGS, SET_LEASE = 4, 1024
 # O_DIRECT: who reads the same open file would need aligned memory for it.
 DIRECT = {"x86_64": 0x4000, "aarch64": 0x10000, "riscv64": 0x4000}
 SET_ATTRIBUTES = ((188, 5), (189, 6), (190, 7), (463, 463))
 """setxattr, lsetxattr, fsetxattr, setxattrat: a list of rights (ACL) is a mode, too."""
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET (linux/sched.h)
-TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: text for the shell outside (asm-generic/ioctls.h)
+# TIOCSTI, TIOCLINUX (asm-generic/ioctls.h): text for the shell outside. FS_IOC_RESVSP, RESVSP64, ZERO_RANGE
+# (linux/falloc.h): space behind the end of a file.
+REQUESTS = (0x5412, 0x541C, 0x40305828, 0x4030582A, 0x40305839)
 CHANGES_OF_MODE = ((90, None, SECOND), (91, 52, SECOND), (268, 53, THIRD), (452, 452, THIRD))
 """chmod, fchmod, fchmodat, fchmodat2, and where their mode is: output goes to a file of the caller."""
 SET_USER, SET_GROUP, OWNER_READS = 0o4000, 0o2000, 0o400
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, INET, INET6, NETLINK; AF_VSOCK and others know no network namespace
+PROTOCOLS = (0, 1, 6, 17, 58)
+"""The usual one, ICMP, TCP, UDP, ICMPv6. For others the kernel may load modules."""
 X32 = 0x40000000  # x86-64's second table of calls
 # BPF_LD|W|ABS, JMP|JEQ|K, JMP|JGE|K, JMP|JSET|K, RET|K
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -93,7 +98,8 @@ def program(machine: str, *, modes: int = SET_USER | SET_GROUP) -> bytes:
     """Return the filter for ``machine`` (as ``platform.machine()`` says); MissingError for an unknown one.
 
     No file gets a bit of ``modes``, or loses that of its owner to read: the caller reads what it printed. For
-    the same reason there are no leases, which let a reader wait, and no attributes.
+    the same reason there are no leases, which let a reader wait, and no attributes. No file gets space behind
+    its end, for which RLIMIT_FSIZE does not count.
     """
     if machine not in ARCHITECTURES:
         raise MissingError(f"there is no filter of system calls for {machine}, which a sandbox needs")
@@ -111,9 +117,11 @@ def program(machine: str, *, modes: int = SET_USER | SET_GROUP) -> bytes:
     code += _call(CLONE3[column], _error(errno.ENOSYS))
     flags = (_LOAD, 0, 0, FIRST), (_ANY_BIT, 0, 1, NEW_NAMESPACES)
     code += _call(CLONE[column], *flags, _error(errno.EPERM), _ALLOW)
-    sends, console = TERMINAL_INPUT
-    request = (_LOAD, 0, 0, SECOND), (_EQUAL, 1, 0, sends), (_EQUAL, 0, 1, console)
-    code += _call(IOCTL[column], *request, _error(errno.EPERM), _ALLOW)
+    request = [(_EQUAL, len(REQUESTS) - index, 0, known) for index, known in enumerate(REQUESTS)]
+    code += _call(IOCTL[column], (_LOAD, 0, 0, SECOND), *request, _ALLOW, _error(errno.EPERM))
+    # as a file system without it answers
+    plain = (_LOAD, 0, 0, SECOND), (_EQUAL, 1, 0, 0), _error(errno.EOPNOTSUPP), _ALLOW
+    code += _call(FALLOCATE[column], *plain)
     for changing in CHANGES_OF_MODE:
         if (number := changing[column]) is not None:
             mode = (_LOAD, 0, 0, changing[2]), (_ANY_BIT, 1, 0, modes), (_ANY_BIT, 1, 0, OWNER_READS)
@@ -124,8 +132,11 @@ def program(machine: str, *, modes: int = SET_USER | SET_GROUP) -> bytes:
     direct = (_LOAD, 0, 0, THIRD), (_ANY_BIT, 0, 1, DIRECT[machine]), _error(errno.EINVAL)
     code += _call(FCNTL[column], *lease, *direct, _ALLOW)
     family = [(_EQUAL, len(FAMILIES) - index, 0, known) for index, known in enumerate(FAMILIES)]
+    protocol = [(_EQUAL, len(PROTOCOLS) - index, 0, known) for index, known in enumerate(PROTOCOLS)]
+    known_family = (_LOAD, 0, 0, FIRST), *family, _error(errno.EAFNOSUPPORT)
+    known_protocol = (_LOAD, 0, 0, THIRD), *protocol, _error(errno.EPROTONOSUPPORT)
     for call in (SOCKET, SOCKETPAIR):
-        code += _call(call[column], (_LOAD, 0, 0, FIRST), *family, _error(errno.EAFNOSUPPORT))
+        code += _call(call[column], *known_family, *known_protocol, _ALLOW)
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in [*code, _ALLOW])
 
 

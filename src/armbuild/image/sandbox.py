@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from armbuild.artifact import archives
 from armbuild.errors import CheckFailed, MissingError
-from armbuild.host import bubblewrap, limits, seccomp
+from armbuild.host import bubblewrap, family, limits, seccomp
 from armbuild.image.client import dial
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 INSTEAD = "use --engine podman, or --unsafe-no-sandbox for an image that you trust as your own programs"
 EMULATOR = "/dev/qemu-aarch64"
 PASSWD_LIMIT = 1 << 20
+MOST_FOLDERS = 100  # of PATH; each may be a chain of links
 INITS = ("tini", "tini-static", "dumb-init", "catatonit")
 MOUNTED = ("proc", "dev", "sys", "tmp")
 DEVICES = tuple(Path("/dev", name) for name in ("null", "zero", "full", "random", "urandom"))
@@ -122,7 +123,8 @@ class Sandbox:
     def terminate(self, server: Running) -> None:  # noqa: ARG002 - that is bwrap, which would kill it
         """Ask the program that was started first to end."""
         if (number := self._first()) is not None:
-            os.kill(number, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGTERM)
 
     def _mounts(self) -> list[str]:
         user = ["--uid", str(self.user), "--gid", str(self.group)]
@@ -149,9 +151,10 @@ class Sandbox:
         """Return the number, on this machine, of the program that was started first; None when none runs."""
         try:
             number = int(json.loads((self.work / "first.json").read_text())["child-pid"])
+            ours = family.parent(family.parent(number)) == os.getpid()  # else it is another's number by now
         except (OSError, ValueError):
             return None
-        return number if Path(f"/proc/{number}").is_dir() else None
+        return number if ours else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +256,7 @@ def without_init(command: list[str]) -> list[str]:
 
 def find(root: Path, name: str, environment: Mapping[str, str]) -> PurePosixPath | None:
     """Return where a program lies in the image, as seen from inside; None when it is not there."""
-    folders = ["/"] if "/" in name else environment.get("PATH", "").split(":")
+    folders = ["/"] if "/" in name else environment.get("PATH", "").split(":")[:MOST_FOLDERS]
     places = [PurePosixPath(folder, name) for folder in folders]
 
     def is_there(place: PurePosixPath) -> bool:
@@ -269,7 +272,7 @@ def _machine_code(root: Path, command: list[str], environment: Mapping[str, str]
     if place is None:
         return command
     with archives.open_file(root, place) as program:
-        first = program.readline(256)
+        first = program.readline(256).partition(b"\0")[0]
     interpreter = (
         first[2:].decode(errors="replace").strip().split(maxsplit=1) if first.startswith(b"#!") else []
     )

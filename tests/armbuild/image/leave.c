@@ -515,6 +515,29 @@ static int memory_that_stays(void) {
   return any || getrlimit(RLIMIT_MSGQUEUE, &limit) || limit.rlim_max > 1 << 20;
 }
 
+// Which no limit of a file's size counts.
+static int space_behind_its_end(void) {
+  struct {
+    short type, whence;
+    long long start, length;
+    int spare[6];
+  } range = {0, SEEK_CUR, 0, 4096, {0}};
+  int any = 0;
+  for (int file = 1; file <= 2; file++)
+    any |= syscall(SYS_fallocate, file, 1 /* FALLOC_FL_KEEP_SIZE */, 0L, 4096L) == 0 ||
+           ioctl(file, _IOW('X', 40, range), &range) == 0 || ioctl(file, _IOW('X', 42, range), &range) == 0 ||
+           ioctl(file, _IOW('X', 57, range), &range) == 0;
+  return any;
+}
+
+// For which the kernel may load modules: MPTCP, UDP-Lite, SCTP, L2TP; and netlink but for routes.
+static int rare_protocols(void) {
+  int any = socket(AF_INET, SOCK_STREAM, 262) >= 0 || socket(AF_INET, SOCK_DGRAM, 136) >= 0 ||
+            socket(AF_INET, SOCK_SEQPACKET, 132) >= 0 || socket(AF_INET, SOCK_DGRAM, 115) >= 0;
+  for (int protocol = 7; protocol < 17; protocol++) any |= socket(AF_NETLINK, SOCK_RAW, protocol) >= 0;
+  return any || socket(AF_INET, SOCK_STREAM, IPPROTO_TCP) < 0 || socket(AF_INET6, SOCK_DGRAM, 0) < 0;
+}
+
 int main(int count, char** words) {
   if (count == 2 && !strcmp(words[1], "rights"))  // the file has capabilities
     return has_rights();
@@ -570,6 +593,8 @@ int main(int count, char** words) {
   way("mounts of others", mounts_of_others());
   way("waking the machine", wakes_the_machine());
   way("memory that stays", memory_that_stays());
+  way("space behind the end of its output", space_behind_its_end());
+  way("rare protocols", rare_protocols());
   puts("done");
   return 0;
 }

@@ -1,4 +1,4 @@
-"""Programs that try to leave their sandbox in 88 ways, as root and as an ordinary user."""
+"""Programs that try to leave their sandbox in 90 ways, as root and as an ordinary user."""
 
 import ctypes
 import os

@@ -1,3 +1,4 @@
+import json
 import os
 import platform
 import stat
@@ -69,6 +70,29 @@ def test_a_script_is_emulated_by_its_interpreter_and_found_on_the_images_path(tm
     words, _ = box(tmp_path).command(["/usr/bin/python3", "-V"], {}, None)
     assert words[-2:] == ["/usr/bin/python3", "-V"]
     assert sandbox.find(tmp_path, "none", {"PATH": "/usr/bin"}) is None
+
+
+def test_an_interpreter_ends_at_a_zero_and_a_long_path_is_not_searched_to_its_end(tmp_path):
+    small.tree(tmp_path, {"bin/x": b"#!/bin/sh\0 -x\n", "f200/y": "", "bin/z": b"#!\0"})
+    words, _ = box(tmp_path).command(["/bin/x"], {}, None)
+    assert words[-2:] == ["/bin/sh", "/bin/x"]
+    words, _ = box(tmp_path).command(["/bin/z"], {}, None)
+    assert words[-1] == "/bin/z"
+    path = ":".join(f"/f{number}" for number in range(201))
+    assert sandbox.find(tmp_path, "y", {"PATH": path}) is None
+    assert sandbox.find(tmp_path, "y", {"PATH": path[-200:]})
+
+
+def test_the_number_of_a_program_that_has_ended_may_be_anothers(tmp_path):
+    """Of none that bwrap started for us: this process, a child of it, and one that is not there."""
+    with subprocess.Popen(["sleep", "100"]) as other:
+        for number in (os.getpid(), other.pid, 2**31 - 1):
+            (tmp_path / "first.json").write_text(json.dumps({"child-pid": number}))
+            there = box(tmp_path / "root", work=tmp_path)
+            assert there._first() is None
+            there.terminate(None)
+        assert other.poll() is None
+        other.kill()
 
 
 @pytest.mark.parametrize("target", ["{outside}", "../{outside}", "/../../..{outside}"])
