@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from armllm.server.limits import Limits
 
 HEADER_BYTES = 64 << 10
+PIECE_BYTES = 16 << 10  # parsed at once: headers behind another request count from the next piece on
 HEADER_SECONDS = 10.0  # from the connection on, what TLS takes included
 BODY_SECONDS = 60.0  # from the headers on
 WRITE_SECONDS = 60.0  # of a client that reads nothing of its answer
@@ -29,6 +30,7 @@ CHUNKED_BYTES = 8
 LONG_HEADERS = f"The headers have more than {HEADER_BYTES} bytes, the limit of this server.\n"
 BAD_REQUEST = "Invalid HTTP request received."
 BAD_BODY = "The body's chunks are not as HTTP/1.1 has them, or too large: send it with a Content-Length.\n"
+BAD_HOST = "A request of HTTP/1.1 names its host, in one Host header (RFC 9112, 3.2).\n"
 BAD_CODING = "The body's Transfer-Encoding is not known: send it chunked, or with a Content-Length.\n"
 
 
@@ -83,7 +85,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_body = False
         self._lingers = False
         self._offers_protocol = False
-        self._unknown_coding = False
+        self._fault: tuple[str, str] | None = None
         self._header_bytes = 0
         self._message_bytes = 0
 
@@ -119,6 +121,11 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Take what was read, in pieces."""
+        for start in range(0, len(data), PIECE_BYTES):
+            self._take(data[start : start + PIECE_BYTES])
+
+    def _take(self, data: bytes) -> None:
         """Count before anything is stored."""
         self._message_bytes += len(data)
         if self._lingers and self._message_bytes > (self._most_bytes if self._in_body else LINGER_BYTES):
@@ -164,8 +171,11 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._set_deadline(BODY_SECONDS)
         if has_unknown_coding(self.headers):
-            self._unknown_coding = True
-            raise ValueError(BAD_CODING)
+            self._fault = "501 Not Implemented", BAD_CODING
+        elif names.count(b"host") != 1 and self.parser.get_http_version() == "1.1":
+            self._fault = "400 Bad Request", BAD_HOST
+        if self._fault:
+            raise ValueError(self._fault)
         super().on_headers_complete()
         self.cycle.transport = _AnswerTransport(  # type: ignore[assignment]
             self.transport.write, self.transport.is_closing, self._close
@@ -212,8 +222,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif self._header_bytes > HEADER_BYTES:
             self._end_with("431 Request Header Fields Too Large", LONG_HEADERS)
-        elif self._unknown_coding:
-            self._end_with("501 Not Implemented", BAD_CODING)
+        elif self._fault:
+            self._end_with(*self._fault)
         else:
             self._end_with("400 Bad Request", BAD_BODY if self._in_body else msg)
 

@@ -87,6 +87,23 @@ def test_a_long_header_in_two_pieces_is_refused_at_once(served, sizes):
     assert time.monotonic() - begin < connection.HEADER_SECONDS / 2
 
 
+def test_a_long_header_in_one_read_with_the_request_before_it_is_refused_at_once(served):
+    begin = time.monotonic()
+    with connected(served, GET + b"\r\n" + GET + b"X-Long: " + b"a" * (120 << 10)) as one:
+        rest(one)
+    assert time.monotonic() - begin < connection.HEADER_SECONDS / 2
+
+
+@pytest.mark.parametrize("host", [b"", b"Host: x\r\nHost: x\r\n"], ids=["none", "two"])
+def test_a_request_names_its_host_once(served, host):
+    """RFC 9112, 3.2: else two programs on its way may take it for two servers'."""
+    for version, status in (b"1.1", b"400"), (b"1.0", b"200" if not host else b"403"):
+        with connected(served, b"GET /health HTTP/" + version + b"\r\n" + host + b"\r\n") as one:
+            answer = rest(one)
+        assert answer.startswith(b"HTTP/1.1 " + status), answer
+        assert (b"one Host header" in answer) == (version == b"1.1")
+
+
 def test_a_header_of_60_kib_is_fine(served):
     assert httpx2.get(f"{served.url}/health", headers={"X-Long": "a" * (60 << 10)}).status_code == 200
 
