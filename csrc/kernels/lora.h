@@ -33,6 +33,18 @@ ARMLLM_INLINE void store_two(T* p, Vf first, Vf second) {
 }
 ARMLLM_INLINE void store_two(bfloat16* p, Vf first, Vf second) { store_pairs(p, first, second); }
 
+// What two vectors of a row of A add to the sums of one row, or of two. The rows are loaded first, and one
+// row of A at a time after them: all fits into sixteen registers.
+template <int rows, class T>
+ARMLLM_INLINE void shrink_two(const T* a, int64_t ahead, Vf first, Vf second, [[maybe_unused]] Vf other_first,
+                              [[maybe_unused]] Vf other_second, Vf& sum, [[maybe_unused]] Vf& other_sum) {
+  Vf w, v;
+  load_two(a, w, v);
+  prefetch_two(a + ahead);
+  sum = fma(v, second, fma(w, first, sum));
+  if constexpr (rows > 1) other_sum = fma(v, other_second, fma(w, other_first, other_sum));
+}
+
 // NOLINTBEGIN(readability-function-size): the sums have no array.
 // low[i] = a[i] . x for `count` rows of a, up to four; the same for other_x if there are two rows. `ahead`:
 // to what is needed next.
@@ -45,27 +57,13 @@ ARMLLM_INLINE void shrink_tile(const T* a, int64_t n, int64_t count, int64_t ahe
   int64_t k = 0;
   for (; k + 2 * kLanes <= n; k += 2 * kLanes) {
     ARMLLM_LOOP("shrink", rows);
-    Vf w0, w1, w2, w3, v0, v1, v2, v3, first, second;
-    load_two(a0 + k, w0, v0);
-    load_two(a1 + k, w1, v1);
-    load_two(a2 + k, w2, v2);
-    load_two(a3 + k, w3, v3);
-    prefetch_two(a0 + ahead + k);
-    prefetch_two(a1 + ahead + k);
-    prefetch_two(a2 + ahead + k);
-    prefetch_two(a3 + ahead + k);
-    load_two(x + k, first, second);
-    s0 = fma(v0, second, fma(w0, first, s0));
-    s1 = fma(v1, second, fma(w1, first, s1));
-    s2 = fma(v2, second, fma(w2, first, s2));
-    s3 = fma(v3, second, fma(w3, first, s3));
-    if constexpr (rows > 1) {
-      load_two(other_x + k, first, second);
-      t0 = fma(v0, second, fma(w0, first, t0));
-      t1 = fma(v1, second, fma(w1, first, t1));
-      t2 = fma(v2, second, fma(w2, first, t2));
-      t3 = fma(v3, second, fma(w3, first, t3));
-    }
+    Vf x0, x1, y0, y1;
+    load_two(x + k, x0, x1);
+    load_two(other_x + k, y0, y1);
+    shrink_two<rows>(a0 + k, ahead, x0, x1, y0, y1, s0, t0);
+    shrink_two<rows>(a1 + k, ahead, x0, x1, y0, y1, s1, t1);
+    shrink_two<rows>(a2 + k, ahead, x0, x1, y0, y1, s2, t2);
+    shrink_two<rows>(a3 + k, ahead, x0, x1, y0, y1, s3, t3);
   }
   for (; k < n; k += kLanes) {
     const Vf w0 = load_some(a0 + k, n - k), w1 = load_some(a1 + k, n - k), w2 = load_some(a2 + k, n - k),

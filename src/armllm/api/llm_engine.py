@@ -71,8 +71,7 @@ class LLMEngine(WithReasons):
                 " merge the adapter into its weights"
             )
         self._process = os.getpid()
-        if config.num_local > 1:
-            unconfine()
+        unconfine()
         self.followers = start_followers(config, counts)
         try:
             self.placement = place(0, config.num_local)

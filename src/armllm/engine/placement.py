@@ -14,7 +14,7 @@ import logging
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from armisa import host, tables
 from armllm import environment
@@ -30,7 +30,17 @@ logger = logging.getLogger("armllm")
 LARGE = 1 << 22
 # Of cores whose type is unknown, those below this share of the fastest one's capacity are little ones.
 LITTLE = 0.6
-_before: dict[frozenset[int], frozenset[int]] = {}  # where a thread might run that is confined to these CPUs
+
+
+class _Before(NamedTuple):
+    """What `place` has changed: a thread's CPUs, and torch's number of threads, which is ``limit`` now."""
+
+    cpus: frozenset[int]
+    num_threads: int
+    limit: int
+
+
+_before: dict[frozenset[int], _Before] = {}  # by the CPUs that a thread is confined to
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,25 +63,35 @@ def place(rank: int = 0, size: int = 1) -> Placement:
     import torch  # noqa: PLC0415 - a router divides CPUs without it
 
     allowed = _allowed()
-    placement = decide(allowed, torch.get_num_threads(), rank=rank, size=size)
+    num_threads = torch.get_num_threads()
+    placement = decide(allowed, num_threads, rank=rank, size=size)
     if placement.cpus is not None:
         try:
             os.sched_setaffinity(0, placement.cpus)
             if placement.cpus != allowed:
-                _before.setdefault(placement.cpus, allowed)
+                _before[placement.cpus] = _Before(allowed, num_threads, placement.num_threads)
         except (AttributeError, OSError) as error:
             _say_once(f"threads are not bound to CPUs: {error}")
             placement = dataclasses.replace(placement, cpus=None)
-    if placement.num_threads != torch.get_num_threads():
+    if placement.num_threads != num_threads:
         torch.set_num_threads(placement.num_threads)
     return placement
 
 
 def unconfine() -> None:
-    """Let this thread run where it might before `place` confined it, for processes that it starts."""
+    """Let this thread run where it might before `place` confined it.
+
+    This is for processes that it starts, and for the next engine: one of a single rank wants all cores.
+    """
+    import torch  # noqa: PLC0415 - as above
+
     with contextlib.suppress(AttributeError, OSError):
-        cpus = frozenset(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, _before.get(cpus, cpus))
+        before = _before.get(frozenset(os.sched_getaffinity(0)))
+        if before is None:
+            return
+        os.sched_setaffinity(0, before.cpus)
+        if torch.get_num_threads() == before.limit:  # else somebody has set it since
+            torch.set_num_threads(before.num_threads)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from armisa import host
 from armllm import LLM, SamplingParams
 from armllm.api import llm_engine
 from armllm.engine import placement
-from armllm.engine.placement import LARGE, decide, divide, place, torch_threads
+from armllm.engine.placement import LARGE, decide, divide, place, torch_threads, unconfine
 from armllm.errors import RequestError
 
 NAMES = ("OMP_THREADS_BIND", "NUM_OF_RESERVED_CPU")
@@ -281,6 +281,24 @@ def test_the_calling_thread_is_confined(monkeypatch):
         assert torch.get_num_threads() == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_an_engine_of_one_rank_after_one_of_two_has_all_cores(monkeypatch):
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{min(before)}|{max(before)}")
+    torch.set_num_threads(3)
+    try:
+        assert place(0, 2).cpus == {min(before)}
+        unconfine()
+        assert os.sched_getaffinity(0) == before
+        assert torch.get_num_threads() == 3
+        place(0, 2)
+        torch.set_num_threads(2)  # by whoever calls the engine
+        unconfine()
+        assert torch.get_num_threads() == 2
+    finally:
+        os.sched_setaffinity(0, before)
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
