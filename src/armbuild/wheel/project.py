@@ -31,6 +31,8 @@ _LIMIT = 1 << 20
 """Bytes of pyproject.toml and of PKG-INFO."""
 _LONGEST_NAME = 128
 """Characters of a project's name, which folders and files have in theirs."""
+_MOST_REQUIRED = 1000
+"""Build requirements: looking up 100,000 takes minutes and gigabytes."""
 LEGACY_BACKEND = "setuptools.build_meta:__legacy__"
 
 
@@ -96,13 +98,10 @@ def read(folder: Path, origin: Origin | None = None) -> Project:
         raise UsageError(f"{path}: neither [build-system] nor [project]: it describes no package")
     stated = _package_info(folder) if origin else email.message.Message()
     requires_python = str(project.get("requires-python", stated.get("Requires-Python", "")))
-    listed = build_system.get("requires", ["setuptools>=40.8.0"])  # PEP 517's default
-    if not isinstance(listed, list):
-        raise UsageError(f"{path}: [build-system] requires must be a list")
     called = str(project.get("name", stated.get("Name", _plain(folder.name))))
     try:
         SpecifierSet(requires_python).contains("3")  # which alone reads its numbers
-        requires = tuple(str(Requirement(item)) for item in listed)
+        requires = tuple(str(Requirement(item)) for item in _required(build_system, path))
         name = canonicalize_name(called, validate=True)
     except (ValueError, TypeError) as error:
         raise UsageError(f"{path}: {str(error).splitlines()[0]}") from error
@@ -122,6 +121,15 @@ def read(folder: Path, origin: Origin | None = None) -> Project:
             for line in (*_classifiers(project, path), *stated.get_all("Classifier", ()))
         ),
     )
+
+
+def _required(build_system: dict[str, Any], path: Path) -> list[Any]:
+    listed = build_system.get("requires", ["setuptools>=40.8.0"])  # PEP 517's default
+    if not isinstance(listed, list):
+        raise UsageError(f"{path}: [build-system] requires must be a list")
+    if len(listed) > _MOST_REQUIRED:
+        raise UsageError(f"{path}: [build-system] requires has more than {_MOST_REQUIRED} entries")
+    return listed
 
 
 def _tools(table: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def test_a_lone_setup_py_is_a_project(tmp_path):
         ('[build-system]\nrequires = ["a b c"]\n', "pyproject.toml"),
         ("[build-system]\nrequires = [3]\n", "pyproject.toml"),
         ('[build-system]\nrequires = "setuptools"\n', "must be a list"),
+        ("[build-system]\nrequires = [" + 1001 * "'a'," + "]\n", "requires has more than 1000 entries"),
         ('[project]\nname = "x"\nrequires-python = "three"\n', "pyproject.toml"),
         (f'[project]\nname = "x"\nrequires-python = ">={"9" * 5000}"\n', "limit"),
         ('[project]\nname = "../../x"\n', "name is invalid"),
