@@ -295,6 +295,8 @@ class LimitedTLS(SSLProtocol):
     Within an event loop, a protocol that speaks TLS is known to nobody until both sides have agreed.
     """
 
+    max_size = 16 * 1024  # bytes of the buffer that each connection has; SSLProtocol's own has 256 KiB
+
     def __init__(self, inner: LimitedProtocol, context: ssl.SSLContext) -> None:
         super().__init__(inner.loop, inner, context, None, server_side=True)  # type: ignore[arg-type]
         self._limited = inner

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
 import subprocess
+import tracemalloc
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -70,6 +73,21 @@ def test_a_wrong_key_is_said_before_the_model_is_loaded(start, pairs):
     assert process.wait() == 2
     assert process.stderr.count("\n") == 1
     assert "--ssl-keyfile" in process.stderr
+
+
+def test_a_connection_has_a_small_buffer(pairs):
+    """Thousands may be open that send nothing."""
+    certificate, key = pairs["one"]
+    context = tls_context(ssl_certfile=certificate, ssl_keyfile=key)
+    inner = SimpleNamespace(loop=asyncio.new_event_loop(), leave=lambda: None)
+    tracemalloc.start()
+    held = [connection.LimitedTLS(inner, context) for _ in range(20)]
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    for one in held:
+        one.connection_lost(None)
+    inner.loop.close()
+    assert taken < 32 * 1024 * len(held)
 
 
 def test_it_serves_over_tls(start, folder, pairs):
