@@ -234,7 +234,7 @@ class Runner(abc.ABC):
             if sequence in live and sequence.samples_next and not sequence.finished
         ]
         if not sampling:
-            return torch.empty(0, 0)
+            return torch.empty(0, self.model_config.vocab_size)
         return self._compute(hidden if len(sampling) == len(hidden) else hidden[sampling])
 
     def _begin(self, x: StepInput) -> Callable[[], Tensor]:
