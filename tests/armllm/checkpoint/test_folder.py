@@ -89,20 +89,6 @@ def test_tables_and_tied_heads_are_no_surprise(single, make_checkpoint):
     LLM(single, dtype="float32")
 
 
-def test_a_tied_head_that_is_stored_too_is_not_used(make_checkpoint, tmp_path):
-    checkpoint = make_checkpoint(tie_word_embeddings=True)
-    folder = shutil.copytree(checkpoint.folder, tmp_path / "tied")
-
-    def add(tensors):
-        tensors["lm_head.weight"] = torch.zeros(400, 64)
-
-    rewrite(folder, add)
-    ((prompt, expected),) = checkpoint.prompts((5,), 8).items()
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    (output,) = LLM(folder, dtype="float32").generate(list(prompt), params, use_tqdm=False)
-    assert output.outputs[0].token_ids == expected
-
-
 @pytest.mark.parametrize("keep", [0, 4, 8, 100, 5000, -1])
 def test_a_truncated_file_is_refused(single, keep):
     path = single / "model.safetensors"
