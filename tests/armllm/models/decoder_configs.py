@@ -79,7 +79,10 @@ def ministral3(rng: random.Random) -> Config:
     values = {"llama_4_scaling_beta": rng.choice([0.1, 0.7]), "rope_theta": rng.choice([10000.0, 100.0])}
     values |= {"original_max_position_embeddings": rng.choice([5, 16, 40])}
     kind: Config = rng.choice([{"type": "yarn", "factor": 4.0, **yarn(rng)}, {"rope_type": "default"}])
-    return config | {"model_type": "ministral3", "rope_parameters": values | kind}
+    config["model_type"] = "ministral3"
+    if rng.random() < 0.5:
+        return config | {"rope_parameters": values | kind}
+    return config | {"rope_theta": values.pop("rope_theta"), "rope_scaling": values | kind}
 
 
 def qwen_windows(rng: random.Random, config: Config) -> Config:

@@ -194,8 +194,8 @@ def granite_moe(rng: random.Random) -> Config:
 
 
 def granite_moe_shared(rng: random.Random) -> Config:
-    shared = {"shared_intermediate_size": rng.choice([0, 16, 40])}
-    return granite_moe(rng) | {"model_type": "granitemoeshared"} | shared
+    config = granite_moe(rng) | {"model_type": "granitemoeshared"}
+    return config | {"shared_intermediate_size": rng.choice([0, 16, 40])}
 
 
 def glm4_moe(rng: random.Random) -> Config:
