@@ -40,8 +40,15 @@ class TokensPrompt(_Text):
 PromptType: TypeAlias = str | Sequence[int] | TextPrompt | TokensPrompt | dict[str, Any]
 
 
+class TokenizedText(NamedTuple):
+    """A text, and the token ids that it has: these are the prompt."""
+
+    text: str
+    token_ids: list[int]
+
+
 class PicturePrompt(NamedTuple):
     """A prompt with pictures, in the order of their places in it."""
 
-    prompt: str | list[int]
+    prompt: str | list[int] | TokenizedText
     pictures: tuple[Any, ...]

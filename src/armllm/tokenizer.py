@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
@@ -18,12 +19,13 @@ from armllm.checkpoint.word_pieces import has_word_pieces, read_word_pieces
 from armllm.errors import CheckpointError, RequestError, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 # `encode` keeps the interpreter's lock, which would halt everything else for as long as a long text takes;
 # `encode_batch_fast` lets go of it.
 LONG_TEXT = 2000
+TEXTS = 256  # at a time
 CUT_TOKENS = 64  # more than are needed, as some differ where a text was cut
 SENTENCE_SETTINGS = "sentence_bert_config.json"
 
@@ -59,17 +61,20 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with what the tokenizer puts around a prompt (a begin token, say)."""
-        try:
+        with _refusing("the prompt"):
             if len(text) > LONG_TEXT:
                 encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
                 ids: list[int] = encodings[0].ids
             else:
                 ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        except BaseException as error:  # lone surrogates, for one
-            if not is_library_error(error):
-                raise
-            raise RequestError(f"the prompt can't be tokenized: {first_line(error)}") from None
         return ids
+
+    def encode_each(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """As `encode`, by all cores."""
+        for first in range(0, len(texts), TEXTS):
+            with _refusing("a prompt"):
+                encodings = self._tokenizer.encode_batch_fast(texts[first : first + TEXTS])
+            yield from (one.ids for one in encodings)
 
     def encode_beginning(self, text: str, most: int, *, add_special_tokens: bool = True) -> list[int]:
         """As `encode`, with no more than ``most`` tokens: the text loses its end, not its special tokens."""
@@ -90,7 +95,7 @@ class Tokenizer:
 
         ``truncate_to``: tokens that stay at most; the longer text loses its end.
         """
-        try:
+        with _refusing("the pair of texts"):
             one, two = (self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
             if truncate_to is not None:
                 room = max(0, truncate_to - self._tokenizer.num_special_tokens_to_add(is_pair=True))
@@ -99,10 +104,6 @@ class Tokenizer:
                 shorter.truncate(room // 2)
                 longer.truncate(room - len(shorter.ids))
             encoding = self._tokenizer.post_process(one, two)
-        except BaseException as error:
-            if not is_library_error(error):
-                raise
-            raise RequestError(f"the pair of texts can't be tokenized: {first_line(error)}") from None
         types: list[int] = encoding.type_ids
         return list(encoding.ids), types.index(1) if 1 in types else None
 
@@ -149,6 +150,17 @@ class Tokenizer:
         token = self.settings.get(name)
         text = token.get("content") if isinstance(token, dict) else token
         return text if isinstance(text, str) else None
+
+
+@contextlib.contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """RequestError for what the library raises."""
+    try:
+        yield
+    except BaseException as error:  # lone surrogates, for one
+        if not is_library_error(error):
+            raise
+        raise RequestError(f"{what} can't be tokenized: {first_line(error)}") from None
 
 
 def _lowers(folder: Path) -> bool:

@@ -80,6 +80,12 @@ def test_long_texts_have_the_same_ids_as_their_tokenizer_gives(tokenizer_folder)
         ours.encode("\ud800" * (LONG_TEXT + 1))
 
 
+def test_texts_have_the_same_ids_together(tokenizer_folder, monkeypatch):
+    monkeypatch.setattr("armllm.tokenizer.TEXTS", 4)
+    tokenizer = Tokenizer(tokenizer_folder)
+    assert list(tokenizer.encode_each(TEXTS)) == [tokenizer.encode(text) for text in TEXTS]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_pair_loses_the_tokens_that_transformers_cuts(tokenizer_folder, tmp_path):
     """Catches an odd token that goes to the wrong text."""

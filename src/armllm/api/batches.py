@@ -68,6 +68,7 @@ class Batches(WithReasons):
             raise RequestError(
                 f"{len(batch)} prompts but {len(adapters)} lora_requests: give one, or one each"
             )
+        batch = self.llm_engine.processor.tokenize_together(batch)
         request_ids: list[str] = []
         try:
             for prompt, choice, rank, adapter in zip(batch, params, priorities, adapters, strict=True):

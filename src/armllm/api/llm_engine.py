@@ -20,7 +20,7 @@ from armllm.engine.generation import read_end_token_ids
 from armllm.engine.logits import adjust
 from armllm.engine.metrics import read_metrics
 from armllm.engine.placement import place, torch_threads, unconfine
-from armllm.engine.pooling import Pooling
+from armllm.engine.pooling import Pooling, pooled_values
 from armllm.engine.processor import Processor
 from armllm.engine.prompts import as_prompt
 from armllm.engine.ranks import check_processes
@@ -351,11 +351,11 @@ class LLMEngine(WithReasons):
         self.scheduler.finish(unfinished)
 
     def _report(self, advanced: list[Sequence]) -> list[RequestOutput]:
-        outputs = []
+        outputs, pooled = [], self._pool(advanced)
         for request_id in dict.fromkeys(sequence.request_id for sequence in advanced):
             request, output = self.requests[request_id], None
             with self._alone(request.sequences[0]):
-                output = report(request)
+                output = report(request, pooled.get(request_id))
             if output is None and request.error is not None:
                 output = report(request)
             if request.finished:
@@ -363,6 +363,19 @@ class LLMEngine(WithReasons):
             if output is not None:
                 outputs.append(output)
         return outputs
+
+    def _pool(self, advanced: list[Sequence]) -> dict[str, Any]:
+        """What the states of prompts are pooled into, by request, where all of them are there."""
+        ready = [one for one in advanced if one.pooler is not None and one.finish_reason is None]
+        poolers = [one.pooler for one in ready if one.pooler is not None]
+        try:
+            return dict(zip([one.request_id for one in ready], pooled_values(poolers), strict=True))
+        except Exception:  # noqa: BLE001 - of one request: what each gets does not depend on the others
+            found: dict[str, Any] = {}
+            for one, pooler in zip(ready, poolers, strict=True):
+                with self._alone(one):
+                    found[one.request_id] = pooled_values([pooler])[0]
+            return found
 
     def abort_request(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -139,8 +138,8 @@ class Pooler:
         if params.task in TOKEN_TASKS:
             self._modes = ("all",) if params.task != "embed&token_classify" else ("all", *self._modes)
         self._cut_end(token_ids)
-        self._states: dict[str, Tensor] = {}
-        self._count = 0
+        self.states: dict[str, Tensor] = {}
+        self.count = 0
 
     def _cut_end(self, token_ids: Sequence[int]) -> None:
         """Leave out padding tokens at the end of a text with classes, as transformers does."""
@@ -163,35 +162,32 @@ class Pooler:
         """Take ``hidden[rows, hidden_size]``, the states of the tokens from position ``first`` on."""
         del logits
         for mode in self._modes:
-            before = self._states.get(mode) if first else None
+            before = self.states.get(mode) if first else None
             if first < self._length:
-                self._states[mode] = _gather_states(mode, before, first, hidden[: self._length - first])
-        self._count = first + len(hidden)
+                self.states[mode] = _gather_states(mode, before, first, hidden[: self._length - first])
+        self.count = first + len(hidden)
 
-    @torch.inference_mode()
-    def values(self) -> list[float] | list[list[float]]:
-        """The embedding, of ``dimensions`` or the checkpoint's own number; or the probability of each class.
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Those of one kind can be computed together."""
+        return self._params.task, self._params.normalize, self._dimensions, self._modes
 
-        Of each token for tasks of tokens; BGE-M3 has one weight for each, and nothing for the special tokens
-        at both ends. ``embed&token_classify`` has these weights behind the embedding.
-        """
+    def values(self, alike: Sequence[Pooler]) -> list[Any]:
+        """What each of ``alike`` gets; they are of this one's kind."""
         task = self._params.task
         if task == "token_embed":
-            found = self._token_vectors()
-        elif task == "token_classify":
-            found = self._token_classes()
-        elif self._pooling.classes is not None:
-            found = self._classes(self._pooled()[None])[0]
-        else:
-            found = self._embeddings(self._pooled())
+            return [one.token_vectors().tolist() for one in alike]
+        if task == "token_classify":
+            return [one.token_classes().tolist() for one in alike]
+        modes = [mode for mode in self._modes if mode != "all"]
+        counts = torch.tensor([[one.count] for one in alike], dtype=torch.float32)
+        parts = [_finish(mode, torch.stack([one.states[mode] for one in alike]), counts) for mode in modes]
+        vectors = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        found = self._embeddings(vectors) if self._pooling.classes is None else self._classes(vectors)
         if task == "embed&token_classify":
-            found = torch.cat([found, self._token_classes()])
-        values: list[float] | list[list[float]] = found.tolist()
+            return [torch.cat([v, one.token_classes()]).tolist() for v, one in zip(found, alike, strict=True)]
+        values: list[list[float]] = found.tolist()
         return values
-
-    def _pooled(self) -> Tensor:
-        found = [_finish(mode, self._states[mode], self._count) for mode in self._modes if mode != "all"]
-        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _embeddings(self, vectors: Tensor) -> Tensor:
         """Of ``vectors[..., width]``."""
@@ -214,20 +210,37 @@ class Pooler:
         activation = pooling.classes.activation if self._params.normalize else "none"
         return _activate(pooling.classify(states.to(pooling.dtype)), activation)
 
-    def _token_vectors(self) -> Tensor:
-        states, model = self._states["all"], self._pooling.tokens
+    def token_vectors(self) -> Tensor:
+        states, model = self.states["all"], self._pooling.tokens
         if model is None:
             return self._embeddings(states)
         vectors = self._cut(model.token_vectors(states.to(self._pooling.dtype)))
         return vectors[self._ends[0] == model.config.ends[0] :]
 
-    def _token_classes(self) -> Tensor:
-        states, model = self._states["all"], self._pooling.tokens
+    def token_classes(self) -> Tensor:
+        states, model = self.states["all"], self._pooling.tokens
         if model is None:
             return self._classes(states)
         weights = model.token_weights(states.to(self._pooling.dtype), positive=self._params.normalize)
         begin, end = model.config.ends
         return weights[self._ends[0] == begin : len(weights) - (self._ends[1] == end)]
+
+
+@torch.inference_mode()
+def pooled_values(poolers: Sequence[Pooler]) -> list[list[float] | list[list[float]]]:
+    """The embedding of each, of ``dimensions`` or the checkpoint's own number, or the probability of classes.
+
+    Of each token for tasks of tokens; BGE-M3 has one weight for each, and nothing for the special tokens
+    at both ends. ``embed&token_classify`` has these weights behind the embedding.
+    """
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for index, pooler in enumerate(poolers):
+        kinds.setdefault(pooler.kind, []).append(index)
+    found: dict[int, Any] = {}
+    for indices in kinds.values():
+        alike = [poolers[index] for index in indices]
+        found.update(zip(indices, alike[0].values(alike), strict=True))
+    return [found[index] for index in range(len(poolers))]
 
 
 def _gather_states(mode: str, before: Tensor | None, first: int, hidden: Tensor) -> Tensor:
@@ -252,15 +265,15 @@ def _gather_states(mode: str, before: Tensor | None, first: int, hidden: Tensor)
     return total if before is None else before + total
 
 
-def _finish(mode: str, state: Tensor, count: int) -> Tensor:
-    """The pooled vector of ``count`` tokens."""
+def _finish(mode: str, states: Tensor, counts: Tensor) -> Tensor:
+    """The pooled vectors ``[S, hidden_size]`` of texts that have ``counts[S, 1]`` tokens."""
     if mode == "mean":
-        return state / count
+        return states / counts
     if mode == "mean_sqrt_len":
-        return state / math.sqrt(count)
+        return states / counts.sqrt()
     if mode == "weightedmean":  # weights are 1 to count
-        return state / (count * (count + 1) / 2)
-    return state
+        return states / (counts * (counts + 1) / 2)
+    return states
 
 
 def _activate(scores: Tensor, activation: str) -> Tensor:

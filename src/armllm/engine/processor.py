@@ -17,11 +17,13 @@ from armllm.engine.sequence import Request, Sequence
 from armllm.engine.stop_strings import StopStrings
 from armllm.engine.structured import GrammarCompiler
 from armllm.errors import RequestError
-from armllm.inputs import PicturePrompt
+from armllm.inputs import PicturePrompt, TokenizedText
 from armllm.pictures import PictureReader, picture_limit
 from armllm.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as Sequences
+
     from armllm.checkpoint.config import ModelConfig
     from armllm.engine.adapters import AdapterCache
     from armllm.engine.config import EngineConfig
@@ -136,9 +138,7 @@ class Processor:
         ]
         if params.prompt_logprobs is not None:
             sequences[0].prompt_logprobs = PromptLogprobs(token_ids, params.prompt_logprobs, self.tokenizer)
-        written = prompt.prompt if isinstance(prompt, PicturePrompt) else prompt
-        text = written if isinstance(written, str) else None
-        return Request(request_id, text, token_ids, sequences, lora_request=lora_request)
+        return Request(request_id, _text(prompt), token_ids, sequences, lora_request=lora_request)
 
     def make_pooling_request(
         self,
@@ -168,8 +168,7 @@ class Processor:
             second_segment=params.second_segment,
             adapter=self._adapters.get(lora_request),
         )
-        text = prompt if isinstance(prompt, str) else None
-        return Request(request_id, text, token_ids, [sequence], lora_request=lora_request)
+        return Request(request_id, _text(prompt), token_ids, [sequence], lora_request=lora_request)
 
     def _check_priority(self, priority: int) -> None:
         if not isinstance(priority, int) or isinstance(priority, bool):
@@ -204,6 +203,8 @@ class Processor:
                 raise RequestError("skip_tokenizer_init=True: prompts must be token ids")
             self._check_text_length(self.tokenizer, prompt)
             return self.tokenizer.encode(prompt)
+        if isinstance(prompt, TokenizedText):
+            prompt = prompt.token_ids
         for token_id in prompt:
             if (
                 not isinstance(token_id, int)
@@ -214,6 +215,16 @@ class Processor:
                     f"prompt token id {token_id!r} is not in the vocabulary of {self.vocab_size}"
                 )
         return list(prompt)
+
+    def tokenize_together(self, batch: Sequences[EnginePrompt]) -> Sequences[EnginePrompt]:
+        """The same prompts with the token ids of texts: these take less time when they come together."""
+        texts = [prompt for prompt in batch if isinstance(prompt, str)]
+        if self.tokenizer is None or len(texts) == 1:
+            return batch
+        for text in texts:
+            self._check_text_length(self.tokenizer, text)
+        found = self.tokenizer.encode_each(texts)
+        return [TokenizedText(one, next(found)) if isinstance(one, str) else one for one in batch]
 
     def beginning(self, prompt: EnginePrompt, most: int) -> list[int]:
         """The same, no more than ``most``: a text loses its end, and keeps its special tokens."""
@@ -311,3 +322,12 @@ class Processor:
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
         )
+
+
+def _text(prompt: EnginePrompt) -> str | None:
+    """What a prompt was written as."""
+    if isinstance(prompt, PicturePrompt):
+        prompt = prompt.prompt
+    if isinstance(prompt, TokenizedText):
+        return prompt.text
+    return prompt if isinstance(prompt, str) else None

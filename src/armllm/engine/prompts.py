@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any, TypeAlias, cast
 
 from armllm.errors import RequestError
-from armllm.inputs import PicturePrompt, PromptType
+from armllm.inputs import PicturePrompt, PromptType, TokenizedText
 
 __all__ = ["EnginePrompt", "Prompt", "as_batch", "as_prompt"]
 
-EnginePrompt: TypeAlias = str | list[int] | PicturePrompt
-Prompt: TypeAlias = PromptType | PicturePrompt
+EnginePrompt: TypeAlias = str | list[int] | TokenizedText | PicturePrompt
+Prompt: TypeAlias = PromptType | TokenizedText | PicturePrompt
 
 
 def as_batch(prompts: Any) -> list[EnginePrompt]:
     """A list of texts, lists of token ids and those with pictures, from whatever vLLM's `generate` takes."""
-    if isinstance(prompts, (str, dict, PicturePrompt)) or (
+    if isinstance(prompts, (str, dict, TokenizedText, PicturePrompt)) or (
         _is_list(prompts) and prompts and isinstance(prompts[0], int)
     ):
         prompts = [prompts]
@@ -31,35 +31,39 @@ def as_prompt(prompt: Any) -> EnginePrompt:
 
     RequestError says what is wrong.
     """
-    if isinstance(prompt, PicturePrompt):
+    if isinstance(prompt, (TokenizedText, PicturePrompt)):
         return prompt
     if isinstance(prompt, dict):
-        set_keys = {key for key, value in prompt.items() if value is not None}
-        unknown = sorted(map(str, set_keys - {"prompt", "prompt_token_ids", "multi_modal_data"}))
-        if unknown or not set_keys - {"multi_modal_data"}:
-            keys = ", ".join(unknown) or "none"
-            raise RequestError(
-                "a prompt dict has the keys prompt or prompt_token_ids, and maybe multi_modal_data, not"
-                f" {keys}"
-            )
-        pictures = _pictures(prompt.get("multi_modal_data"))
-        if pictures:
-            text = as_prompt({key: prompt[key] for key in set_keys - {"multi_modal_data"}})
-            return PicturePrompt(cast("str | list[int]", text), pictures)
-        # with both, as vLLM has it, the ids are the prompt
-        if "prompt_token_ids" in set_keys:
-            prompt = prompt["prompt_token_ids"]
-            if not _is_list(prompt):
-                raise RequestError("prompt_token_ids must be a list of ints")
-        else:
-            prompt = prompt.get("prompt")
-            if not isinstance(prompt, str):
-                raise RequestError("prompt must be text; give token ids as prompt_token_ids")
+        return _from_dict(prompt)
     if isinstance(prompt, str):
         return prompt
     if _is_list(prompt):
         return list(prompt)
     raise RequestError(f"a prompt must be text, token ids or a dict, not {type(prompt).__name__}")
+
+
+def _from_dict(prompt: dict[Any, Any]) -> EnginePrompt:
+    set_keys = {key for key, value in prompt.items() if value is not None}
+    unknown = sorted(map(str, set_keys - {"prompt", "prompt_token_ids", "multi_modal_data"}))
+    if unknown or not set_keys - {"multi_modal_data"}:
+        keys = ", ".join(unknown) or "none"
+        raise RequestError(
+            f"a prompt dict has the keys prompt or prompt_token_ids, and maybe multi_modal_data, not {keys}"
+        )
+    written = _written(prompt.get("prompt"), prompt.get("prompt_token_ids"))
+    pictures = _pictures(prompt.get("multi_modal_data"))
+    return PicturePrompt(written, pictures) if pictures else written
+
+
+def _written(text: Any, token_ids: Any) -> str | list[int] | TokenizedText:
+    """With both, as vLLM has it, the ids are the prompt."""
+    if text is not None and not isinstance(text, str):
+        raise RequestError("prompt must be text; give token ids as prompt_token_ids")
+    if token_ids is None:
+        return cast("str", text)
+    if not _is_list(token_ids):
+        raise RequestError("prompt_token_ids must be a list of ints")
+    return list(token_ids) if text is None else TokenizedText(text, list(token_ids))
 
 
 def _pictures(data: Any) -> tuple[Any, ...]:

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from armllm.lora.request import LoRARequest
 
 
-def report(request: Request) -> RequestOutput | None:
-    """The request's next output, or None if nothing is due; its content counts as reported."""
+def report(request: Request, pooled: Any = None) -> RequestOutput | None:
+    """The request's next output, or None if nothing is due; its content counts as reported.
+
+    ``pooled``: what was computed of its prompt's states.
+    """
     sequences = request.sequences
     first, finished = sequences[0], request.finished
     kind = first.params.output_kind
@@ -51,9 +54,7 @@ def report(request: Request) -> RequestOutput | None:
         num_cached_tokens=first.num_cached_tokens or 0,
         prompt_logprobs=first.prompt_logprobs.described if first.prompt_logprobs is not None else None,
         metrics=_metrics(request),
-        embedding=first.pooler.values()
-        if first.pooler is not None and finished and first.finish_reason is None and request.error is None
-        else None,
+        embedding=pooled,
         error=request.error,
         lora_request=request.lora_request,
     )

@@ -45,8 +45,10 @@ def test_every_form_of_prompt_gives_the_same(llm):
     assert {tuple(output[0].outputs[0].token_ids) for output in outputs} == {
         tuple(outputs[0][0].outputs[0].token_ids)
     }
-    mixed = llm.generate([text, {"prompt_token_ids": ids}, ids], GREEDY, use_tqdm=False)
-    assert [output.outputs[0].text for output in mixed] == [outputs[0][0].outputs[0].text] * 3
+    both = {"prompt": "as it was written", "prompt_token_ids": ids}
+    mixed = llm.generate([text, {"prompt_token_ids": ids}, ids, both], GREEDY, use_tqdm=False)
+    assert [output.outputs[0].text for output in mixed] == [outputs[0][0].outputs[0].text] * 4
+    assert [output.prompt for output in mixed] == [text, None, None, "as it was written"]
 
 
 def test_outputs_are_as_vllm_s_and_in_order(llm):
@@ -86,7 +88,10 @@ def test_no_prompts_give_no_outputs(llm):
         ({}, "none"),
         (5, "int"),
         ([["a"]], "'a'"),
+        ({"prompt": 5, "prompt_token_ids": [5]}, "text"),
         ("\ud800", "tokenized"),
+        (["a good one", "\ud800"], "tokenized"),
+        (["a good one", "x" * 1000], "max_model_len 256"),
     ],
 )
 def test_bad_prompts_are_refused_before_any_work(llm, prompts, words):

@@ -64,6 +64,38 @@ def test_length_one_and_fewer_dimensions(llm, checkpoint):
     )
 
 
+def test_requests_of_several_kinds_are_pooled_in_one_step(llm):
+    kinds = [
+        PoolingParams(),
+        PoolingParams(pooling="mean"),
+        PoolingParams(pooling="mean", normalize=False),
+        PoolingParams(dimensions=8),
+        PoolingParams(task="token_embed"),
+        PoolingParams(pooling="mean"),
+    ]
+    together = llm.encode(PROMPTS, kinds, use_tqdm=False)
+    for prompt, kind, output in zip(PROMPTS, kinds, together, strict=True):
+        (alone,) = llm.encode(prompt, kind, use_tqdm=False)
+        torch.testing.assert_close(output.outputs.data, alone.outputs.data, rtol=0, atol=1e-6)
+
+
+def test_what_can_not_be_pooled_ends_its_own_request_alone(llm, monkeypatch):
+    def finish(mode, states, counts):
+        if mode == "mean" and (counts == len(PROMPTS[1])).any():
+            raise MemoryError("no room for a mean")
+        return states
+
+    monkeypatch.setattr("armllm.engine.pooling._finish", finish)
+    for index, prompt in enumerate(PROMPTS):
+        llm.llm_engine.add_request(str(index), prompt, PoolingParams(pooling="mean"))
+    outputs = {}
+    while llm.llm_engine.has_unfinished_requests():
+        outputs |= {output.request_id: output for output in llm.llm_engine.step()}
+    assert [index for index, output in outputs.items() if output.error is not None] == ["1"]
+    assert "no room for a mean" in str(outputs["1"].error)
+    assert all(output.embedding for index, output in outputs.items() if index != "1")
+
+
 def test_the_checkpoint_says_how_to_pool(checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint.folder, tmp_path / "copy")
     (folder / "1_Pooling").mkdir()
