@@ -69,11 +69,12 @@ class Tokenizer:
                 ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def encode_each(self, texts: Sequence[str]) -> Iterator[list[int]]:
+    def encode_each(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> Iterator[list[int]]:
         """As `encode`, by all cores."""
         for first in range(0, len(texts), TEXTS):
+            some = texts[first : first + TEXTS]
             with _refusing("a prompt"):
-                encodings = self._tokenizer.encode_batch_fast(texts[first : first + TEXTS])
+                encodings = self._tokenizer.encode_batch_fast(some, add_special_tokens=add_special_tokens)
             yield from (one.ids for one in encodings)
 
     def encode_beginning(self, text: str, most: int, *, add_special_tokens: bool = True) -> list[int]:

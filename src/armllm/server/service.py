@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from armllm.chat import find_template
 from armllm.errors import RequestError
@@ -29,7 +29,7 @@ from armllm.tokenizer import CUT_TOKENS
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from armllm.api.async_llm import AsyncLLM
     from armllm.lora.request import LoRARequest
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from armllm.sampling_params import SamplingParams
     from armllm.server.engine_process import EngineProcess
     from armllm.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 # Shorter texts are tokenized in less time than it takes to hand them to another thread.
 LONG_TEXT = 2000
@@ -176,19 +178,26 @@ class Service:
             self._templates[tools, heavy] = Renderer(source, self.tokenizer.special_texts(), most)
         return self._templates[tools, heavy]
 
-    async def encode(
-        self,
-        text: str,
-        *,
-        add_special_tokens: bool,
-        truncate_to: int | None = None,
-        keep_end: bool = True,
-        slow: bool = False,
-    ) -> Prompt:
-        """Tokenize a prompt; the last ``truncate_to`` tokens stay, or the first ones.
+    async def encode(self, text: str, *, add_special_tokens: bool, truncate_to: int | None = None) -> Prompt:
+        """Tokenize a prompt; the last ``truncate_to`` tokens stay."""
+        (prompt,) = await self._encode_all([text], add_special_tokens, truncate_to, keep_end=True)
+        return prompt
 
-        What is long, or ``slow`` because there are many, is done away from the event loop.
-        """
+    async def _encode_all(
+        self, texts: Sequence[str], add_special_tokens: bool, truncate_to: int | None, *, keep_end: bool
+    ) -> list[Prompt]:
+        """Tokenize texts; the last ``truncate_to`` tokens of each stay, or the first ones."""
+        for text in texts:
+            self._check_characters(text, truncate_to)
+        found: list[Prompt] = []
+        for some in _parts(texts):
+            work = functools.partial(self._encode_some, some, add_special_tokens, truncate_to, keep_end)
+            token_ids = await self._away(sum(map(len, some)), len(some), work)
+            prompts = map(Prompt, token_ids, some)
+            found += [truncated(prompt, truncate_to, keep_end=keep_end) for prompt in prompts]
+        return found
+
+    def _check_characters(self, text: str, truncate_to: int | None) -> None:
         if len(text) > self.longest_text and truncate_to is None:
             raise ApiError(
                 f"the prompt has {len(text)} characters, more than the model's max_model_len"
@@ -196,12 +205,19 @@ class Service:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        encode = functools.partial(self._encode, text, add_special_tokens, truncate_to, keep_end)
-        if len(text) > HEAVY_TEXT:
-            token_ids = await self.limits.offload.run(encode)
-        else:
-            token_ids = await away_if(slow or len(text) > LONG_TEXT, encode)
-        return truncated(Prompt(token_ids, text), truncate_to, keep_end=keep_end)
+
+    async def _away(self, characters: int, texts: int, work: Callable[[], T]) -> T:
+        """The result of ``work`` on texts: of many or long ones away from the event loop."""
+        if characters > HEAVY_TEXT:
+            return await self.limits.offload.run(work)
+        return await away_if(characters > LONG_TEXT or texts > MANY_TEXTS, work)
+
+    def _encode_some(
+        self, texts: Sequence[str], add_special_tokens: bool, truncate_to: int | None, keep_end: bool
+    ) -> list[list[int]]:
+        if truncate_to is None and len(texts) > 1:
+            return list(self.tokenizer.encode_each(texts, add_special_tokens=add_special_tokens))
+        return [self._encode(text, add_special_tokens, truncate_to, keep_end) for text in texts]
 
     def _encode(
         self, text: str, add_special_tokens: bool, truncate_to: int | None, keep_end: bool
@@ -246,18 +262,13 @@ class Service:
         several = cast("list[str | list[int]]", [inputs] if isinstance(inputs[0], int) else inputs)
         if len(several) * copies > MAX_PROMPTS:
             raise ApiError(f"{field} asks for more than {MAX_PROMPTS} answers", param=field)
+        texts = [one for one in several if isinstance(one, str)]
+        keep_end = room > 0
+        encoded = iter(await self._encode_all(texts, add_special_tokens, truncate_to, keep_end=keep_end))
         found = []
         for one in several:
-            if isinstance(one, str):
-                prompt = await self.encode(
-                    one,
-                    add_special_tokens=add_special_tokens,
-                    truncate_to=truncate_to,
-                    keep_end=room > 0,
-                    slow=len(several) > MANY_TEXTS,
-                )
-            else:
-                prompt = truncated(Prompt(one), truncate_to, keep_end=room > 0)
+            known = None if isinstance(one, str) else truncated(Prompt(one), truncate_to, keep_end=keep_end)
+            prompt = known or next(encoded)
             self.check_prompt(prompt, room)
             check_vocabulary(prompt.token_ids, self.vocab_size, field)
             found.append(prompt)
@@ -270,18 +281,11 @@ class Service:
         truncate_to = self._most(truncate_to)
         if not all(isinstance(text, str) for text in (*first, *second)):
             raise ApiError("this model scores pairs of texts; token ids can't be paired")
-        if any(len(text) > self.longest_text for text in (*first, *second)) and truncate_to is None:
-            raise ApiError(
-                f"a text has more characters than the model's max_model_len {self.max_model_len} tokens can"
-                " hold",
-                code="context_length_exceeded",
-            )
+        texts = (*first, *second)
+        for text in texts:
+            self._check_characters(text, truncate_to)
         work = functools.partial(self._encode_pairs, first, second, truncate_to)
-        size = sum(map(len, (*first, *second)))
-        if size > HEAVY_TEXT:
-            prompts: list[Prompt] = await self.limits.offload.run(work)
-        else:
-            prompts = await away_if(size > LONG_TEXT or len(second) > MANY_TEXTS, work)
+        prompts = await self._away(sum(map(len, texts)), len(second), work)
         for prompt in prompts:
             self.check_prompt(prompt, 0)
         return prompts
@@ -387,6 +391,20 @@ def check_vocabulary(token_ids: Sequence[int], vocab_size: int, field: str) -> N
         raise RequestError(f"{field}: token id {wrong} is not in the vocabulary of {vocab_size}")
 
 
-async def away_if(slow: bool, work: Callable[[], Any]) -> Any:
+def _parts(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Texts one after the other, as many as are not heavy together."""
+    part: list[str] = []
+    size = 0
+    for text in texts:
+        if part and size + len(text) > HEAVY_TEXT:
+            yield part
+            part, size = [], 0
+        part.append(text)
+        size += len(text)
+    if part:
+        yield part
+
+
+async def away_if(slow: bool, work: Callable[[], T]) -> T:
     """The result of ``work``, done in another thread if it would hold up everybody else in this one."""
     return await asyncio.to_thread(work) if slow else work()
