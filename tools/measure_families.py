@@ -61,6 +61,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
         ("GptOssForCausalLM", "GraniteMoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM"), NARROW
     ),
     "PhimoeForCausalLM": NARROW,
+    **dict.fromkeys(("FlexOlmoForCausalLM", "HunYuanMoEV1ForCausalLM", "MiniMaxM2ForCausalLM"), NARROW),
+    "Dots1ForCausalLM": {"n_shared_experts": 1},
     "Llama4ForCausalLM": NARROW,
     "GraniteMoeHybridForCausalLM": NARROW | {"shared_intermediate_size": 512},
     "Qwen2MoeForCausalLM": {"shared_expert_intermediate_size": 512},

@@ -26,6 +26,7 @@ LAYER = re.compile(r"(.*\b(?:layers|h)\.\d+)\.")
 UNKNOWN = {"self_attention.query_key_value.weight": "Falcon", "layer_scalar": "Gemma 4"}
 UNKNOWN |= {"altup.correct_output_scale": "Gemma 3n"}
 UNKNOWN |= {"shared_mlp.input_linear.weight": "Granite 4"}
+UNKNOWN |= {"mlp.gate.wg.weight": "Hunyuan's mixture of experts"}
 UNKNOWN |= {"attention.wqkv.weight": "InternLM2", "attn.attention.q_proj.weight": "EXAONE 3"}
 UNKNOWN |= dict.fromkeys(("feed_forward.router.weight", "feed_forward.up_proj.weight"), "Llama 4")
 GATES = ("gate_proj", "w1")
@@ -118,7 +119,10 @@ class _Layer:
             self.from_norm("post_attention_layernorm", ["mlp.c_fc"], [])
             self.plain("mlp.c_fc", "mlp.c_proj")
         elif self.has("mlp.up_proj") and not self.has("mlp.gate_proj"):
-            self.from_norm("post_attention_layernorm", ["mlp.up_proj"], [])
+            norm = (
+                "feedforward_layernorm" if self.has("feedforward_layernorm") else "post_attention_layernorm"
+            )
+            self.from_norm(norm, ["mlp.up_proj"], [])
             self.plain("mlp.up_proj", "mlp.down_proj")
         elif self.parallel:
             self.gated("mlp")
@@ -134,7 +138,8 @@ class _Layer:
         """Query, key and value, beside them gate and up where the branches are parallel, and the output."""
         queries = self.there("self_attn", ("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
         beside = self.gates_and_ups("mlp") if self.parallel else []
-        norm = "self_attn_layer_norm" if self.has("fc1") else "input_layernorm"
+        others = ("self_attn_layer_norm", "attention_layernorm")  # OPT's and Apertus'
+        norm = next((name for name in others if self.has(name)), "input_layernorm")
         self.from_norm(norm, queries + beside, [])
         self.attention_output(queries)
 
@@ -180,7 +185,8 @@ class _Layer:
         shared = [name for name in names if self.has(f"{name}.down_proj")]
         matrices = [matrix for mlp in experts + shared for matrix in self.gates_and_ups(mlp)]
         others = [f"{scope}.{gate}" for gate in ("gate", "shared_expert_gate") if self.has(f"{scope}.{gate}")]
-        biased = f"{scope}.gate.e_score_correction_bias" in self.names
+        bias = "e_score_correction_bias"  # MiniMax has it beside the router
+        biased = not self.names.isdisjoint((f"{scope}.gate.{bias}", f"{scope}.{bias}"))
         self.from_norm(norm, matrices, others, seen=matrices[-1] if biased else f"{scope}.gate")
         for mlp in shared:
             self.gated(mlp)

@@ -69,7 +69,7 @@ FUNCTIONS = frozenset(
             *("linear", "unsqueeze", "view"),
             *("masked_fill", "mul", "pad", "relu", "reshape", "scatter", "slice", "zeros_like"),
             *("round", "rsub", "sigmoid", "silu", "softmax", "split", "split_with_sizes", "sub", "sum", "to"),
-            *("ones_like", "topk"),
+            *("expm1", "ones_like", "softplus", "topk"),
         )
     }
 )

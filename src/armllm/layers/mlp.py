@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from armllm.layers.activation import gated, plain
+from armllm.layers.activation import gated
 from armllm.layers.linear import load_linear
 from armllm.layers.ranks import Cut, current_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -59,14 +59,14 @@ class PlainMLP:
         hidden_size: int,
         size: int,
         *,
-        activation: str,
+        activation: Callable[[Tensor], Tensor],
         bias: bool,
         names: tuple[str, str],
     ) -> None:
         up, down = names
         self.up = load_linear(weights, {up: size}, hidden_size, bias=bias)
         self.down = load_linear(weights, {down: hidden_size}, size, bias=bias)
-        self.activation = plain(activation)
+        self.activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x[T, hidden_size]`` to the same shape."""

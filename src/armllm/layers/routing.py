@@ -71,11 +71,14 @@ class Routing:
 
 
 class GroupedRouter:
-    """Chooses experts in fp32, from the best groups of them (DeepSeek-AI 2024), never by rounded weights."""
+    """Chooses experts in fp32, from the best groups of them (DeepSeek-AI 2024), never by rounded weights.
 
-    def __init__(self, weights: Weights, hidden_size: int, routing: Routing) -> None:
+    ``name``: of the matrix, beside which the bias is.
+    """
+
+    def __init__(self, weights: Weights, hidden_size: int, routing: Routing, *, name: str = "weight") -> None:
         exact = weights.in_dtype(torch.float32)
-        self.weight = exact.take("weight", routing.num_experts, hidden_size)
+        self.weight = exact.take(name, routing.num_experts, hidden_size)
         self.bias = exact.take("e_score_correction_bias", routing.num_experts) if routing.sigmoid else None
         self.routing = routing
 

@@ -151,7 +151,7 @@ def predicting_tensors(config: Any) -> list[str]:
 
 
 def sparse_fields(
-    reader: ConfigReader, routing: Routing, *, size: int, shared: int, first: int
+    reader: ConfigReader, routing: Routing, *, size: int, shared: int | None, first: int
 ) -> dict[str, Any]:
     """`GroupedMoEConfig`'s own fields; the defaults are those of the family's class."""
     size = reader.integer("moe_intermediate_size", size)
@@ -170,7 +170,7 @@ def sparse_fields(
 def read_routing(
     reader: ConfigReader,
     *,
-    num_experts: int,
+    num_experts: int | None,
     per_token: int | None,
     groups: tuple[int | None, int | None] | None,
     factor: float,

@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
 from armllm.checkpoint.config import ConfigReader, ModelConfig
-from armllm.layers.activation import GATED
+from armllm.layers.activation import GATED, plain
 from armllm.layers.attention import Attention, AttentionMetadata
 from armllm.layers.embedding import Embedding, gather
 from armllm.layers.encoder_attention import TextAttention
@@ -295,13 +295,18 @@ def add_and_normalize(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | N
     return x, residual
 
 
-def plain_mlp(config: Any, weights: Weights, names: tuple[str, str]) -> PlainMLP:
-    """A feed-forward part without gates; ``names``: of its matrices."""
+def plain_mlp(
+    config: Any,
+    weights: Weights,
+    names: tuple[str, str],
+    activation: Callable[[Tensor], Tensor] | None = None,
+) -> PlainMLP:
+    """A feed-forward part without gates; ``names``: of its matrices. ``activation``: not the named one."""
     return PlainMLP(
         weights.scope("mlp"),
         config.hidden_size,
         config.intermediate_size,
-        activation=config.activation,
+        activation=activation or plain(config.activation),
         bias=config.mlp_bias,
         names=names,
     )

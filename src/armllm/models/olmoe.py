@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from armllm.models.llama import LlamaDecoderLayer, LlamaForCausalLM, llama_fields
 from armllm.models.mixtral import MoEConfig, load_moe, routing_fields
@@ -63,15 +63,30 @@ class OlmoeForCausalLM(LlamaForCausalLM):
     @staticmethod
     def read_config(reader: ConfigReader) -> OlmoeConfig:
         """OLMoE's config.json."""
-        bias = reader.boolean("attention_bias", default=False)
         common = reader.common("OlmoeForCausalLM", default_eos=50279, default_positions=4096)
-        num_experts = reader.integer("num_experts", reader.get("num_local_experts", 64))
         return OlmoeConfig(
-            **llama_fields(reader, common, default_eps=1e-5),
-            **routing_fields(reader, num_experts=num_experts, per_token=8),
-            windows=same_everywhere(reader, common["num_layers"], None),
-            normalize=reader.boolean("norm_topk_prob", default=False),
+            **olmoe_fields(reader, common, default_eps=1e-5, theta=10000.0, num_experts=64, per_token=8),
             clip_qkv=reader.optional_number("clip_qkv", None),
-            qkv_bias=bias,
-            output_bias=bias,
         )
+
+
+def olmoe_fields(
+    reader: ConfigReader,
+    common: dict[str, Any],
+    *,
+    default_eps: float,
+    theta: float,
+    num_experts: int,
+    per_token: int,
+) -> dict[str, Any]:
+    """The fields of `MoEConfig`; the defaults are those of the family's class."""
+    bias = reader.boolean("attention_bias", default=False)
+    number = reader.integer("num_experts", reader.get("num_local_experts", num_experts))
+    return {
+        **llama_fields(reader, common, default_eps=default_eps, default_theta=theta),
+        **routing_fields(reader, num_experts=number, per_token=per_token),
+        "windows": same_everywhere(reader, common["num_layers"], None),
+        "normalize": reader.boolean("norm_topk_prob", default=False),
+        "qkv_bias": bias,
+        "output_bias": bias,
+    }

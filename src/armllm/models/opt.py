@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from armllm.checkpoint.config import ConfigReader, ModelConfig
-from armllm.layers.activation import PLAIN
+from armllm.layers.activation import PLAIN, plain
 from armllm.layers.attention import Attention, AttentionMetadata
 from armllm.layers.embedding import Embedding, gather
 from armllm.layers.linear import as_float32, load_linear, tied_head
@@ -60,7 +60,7 @@ class OPTDecoderLayer:
             weights,
             hidden_size,
             config.ffn_size,
-            activation=config.activation,
+            activation=plain(config.activation),
             bias=config.bias,
             names=("fc1", "fc2"),
         )

@@ -12,14 +12,21 @@ if TYPE_CHECKING:
 
 
 def qwen_windows(reader: ConfigReader, num_layers: int, default_first: int = 28) -> tuple[int | None, ...]:
-    """Layers from max_window_layers on have the window, if it is in use and layer_types does not say else."""
+    """Layers from max_window_layers on have the window, if it is in use."""
     in_use = reader.boolean("use_sliding_window", default=False)
     window = reader.optional_integer("sliding_window", 4096) if in_use else None
+    reader.has("sliding_window")
+    return upper_windows(reader, num_layers, window, default_first)
+
+
+def upper_windows(
+    reader: ConfigReader, num_layers: int, window: int | None, default_first: int
+) -> tuple[int | None, ...]:
+    """Layers from max_window_layers on have the window, if layer_types does not say else."""
     first = reader.get("max_window_layers", default_first)
     if not isinstance(first, int) or isinstance(first, bool) or first < 0:
         raise reader.error(f"max_window_layers must be a number of layers, not {first!r}")
     default = [FULL if window is None or layer < first else SLIDING for layer in range(num_layers)]
-    reader.has("sliding_window")
     return by_layer(reader, read_layer_types(reader, num_layers, default), window)
 
 

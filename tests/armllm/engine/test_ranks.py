@@ -259,7 +259,8 @@ def short_answers(folder, size, by="tensor", **options):
         ("Ernie4_5ForCausalLM", 1), ("Glm4ForCausalLM", 1), ("GraniteForCausalLM", 1),
         ("Olmo2ForCausalLM", 1), ("CohereForCausalLM", 2), ("FalconForCausalLM", 1),
         ("StableLmForCausalLM", 1), ("Qwen3_5ForCausalLM", 1), ("Qwen3NextForCausalLM", 1),
-        ("GraniteMoeHybridForCausalLM", 1),
+        ("GraniteMoeHybridForCausalLM", 1), ("ApertusForCausalLM", 1), ("NemotronForCausalLM", 1),
+        ("HunYuanDenseV1ForCausalLM", 1),
     ],
 )  # fmt: skip
 def test_families_know_nothing_of_ranks(in_threads, tmp_path, architecture, seed):
@@ -324,7 +325,9 @@ MIXTURES = [
     ("GptOssForCausalLM", {"quantization": "int4"}),
     ("DeepseekV3ForCausalLM", {"quantization": "int4"}),  # an expert for all tokens beside
     ("GraniteMoeForCausalLM", {}),
+    ("HunYuanMoEV1ForCausalLM", {"quantization": "int4"}),
     ("Llama4ForCausalLM", {}),
+    ("MiniMaxM2ForCausalLM", {}),
     ("PhimoeForCausalLM", {}),
     ("Qwen3MoeForCausalLM", {"quantization": "int4-g32"}),
 ]

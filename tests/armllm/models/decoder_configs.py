@@ -350,3 +350,44 @@ def internlm3(rng: random.Random) -> Config:
     bias = rng.random() < 0.5
     names = rng.choice([("qkv_bias", "bias"), ("attention_bias", "mlp_bias")])
     return config | {"model_type": "internlm3", "pad_token_id": None} | dict.fromkeys(names, bias)
+
+
+def cwm(rng: random.Random) -> Config:
+    config = decoder(rng) | {"head_dim": rng.choice([8, 24])}
+    layers = config["num_hidden_layers"]
+    extra: Config = {"model_type": "cwm", "mlp_bias": rng.random() < 0.5}
+    extra |= {"sliding_window": rng.choice([5, 16, 1000])}
+    if rng.random() < 0.5:
+        extra["layer_types"] = [rng.choice([FULL, SLIDING]) for _ in range(layers)]
+    return config | rng.choice([{}, rope(rng, config["head_dim"])]) | extra
+
+
+def helium(rng: random.Random) -> Config:
+    config = whole_heads(rng)
+    config["head_dim"] = head_dim_of(config)
+    biases = {"attention_bias": rng.random() < 0.5, "mlp_bias": rng.random() < 0.5}
+    return with_rope(rng, config) | {"model_type": "helium", "pad_token_id": None} | biases
+
+
+def hunyuan(rng: random.Random) -> Config:
+    config = decoder(rng) | {"head_dim": rng.choice([8, 24])}
+    extra: Config = {"model_type": "hunyuan_v1_dense", "attention_bias": rng.random() < 0.3}
+    if rng.random() < 0.5:
+        return with_rope(rng, config) | extra
+    beside = {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.0}
+    stretched = {"type": "dynamic", "alpha": rng.choice([3.0, 1000.0]), "factor": 1.0, **beside}
+    return config | extra | {"rope_theta": 100.0, "rope_scaling": stretched}
+
+
+def nemotron(rng: random.Random) -> Config:
+    config = decoder(rng, head_dims=(16, 32)) | {"hidden_act": rng.choice(["relu2", "gelu"])}
+    config["norm_eps"] = config.pop("rms_norm_eps")
+    config.setdefault("head_dim", 16)
+    biases = {"attention_bias": rng.random() < 0.5, "mlp_bias": rng.random() < 0.5}
+    return config | partial_rope(rng, config, 0.5, [0.25, 1.0]) | {"model_type": "nemotron"} | biases
+
+
+def apertus(rng: random.Random) -> Config:
+    config = decoder(rng) | {"hidden_act": rng.choice(["xielu", "xielu", "gelu"])}
+    extra = {"model_type": "apertus", "pad_token_id": None, "attention_bias": rng.random() < 0.5}
+    return config | rng.choice([{}, rope(rng, head_dim_of(config))]) | extra

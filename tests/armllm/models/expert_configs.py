@@ -10,6 +10,7 @@ from tests.armllm.models.decoder_configs import (
     SLIDING,
     decoder,
     granite,
+    hunyuan,
     latent,
     qwen_windows,
     whole_heads,
@@ -234,3 +235,44 @@ def glm4_moe_lite(rng: random.Random) -> Config:
     layers = config["num_hidden_layers"]
     kinds = {"mlp_layer_types": [rng.choice(["dense", "sparse"]) for _ in range(layers)]}
     return config | rng.choice([{}, kinds, kinds])
+
+
+def dots1(rng: random.Random) -> Config:
+    config = decoder(rng) | {"head_dim": rng.choice([8, 24])}
+    layers = config["num_hidden_layers"]
+    extra: Config = {
+        "model_type": "dots1",
+        "attention_bias": rng.random() < 0.5,
+        "norm_topk_prob": rng.random() < 0.5,
+        "sliding_window": rng.choice([None, 5, 16]),
+        "max_window_layers": rng.randrange(layers + 1),
+    }
+    if extra["sliding_window"] and rng.random() < 0.5:
+        extra["layer_types"] = [rng.choice([FULL, SLIDING]) for _ in range(layers)]
+    return with_rope(rng, config) | grouped_experts(rng, layers) | extra
+
+
+def flex_olmo(rng: random.Random) -> Config:
+    config = olmoe(rng) | {"model_type": "flex_olmo"}
+    del config["clip_qkv"]
+    return config
+
+
+def hunyuan_moe(rng: random.Random) -> Config:
+    config = hunyuan(rng) | {"model_type": "hunyuan_v1_moe", "intermediate_size": rng.choice([24, 64])}
+    routed = experts(rng, "num_experts")
+    per_token = routed.pop("num_experts_per_tok")
+    layers = config["num_hidden_layers"]
+    names = ("moe_topk", "moe_topk", "num_experts_per_tok")
+    counts = (per_token, [per_token] * layers, per_token)
+    name, count = rng.choice([*zip(names, counts, strict=True)])
+    return config | routed | {name: count}
+
+
+def minimax_m2(rng: random.Random) -> Config:
+    config = decoder(rng) | {"head_dim": rng.choice([16, 32]), "intermediate_size": rng.choice([24, 64])}
+    extra: Config = {"model_type": "minimax_m2"} | experts(rng, "num_local_experts")
+    if rng.random() < 0.5:
+        turned = config["head_dim"] // 2
+        return config | rope(rng, turned) | {"rotary_dim": turned} | extra
+    return config | partial_rope(rng, config, 1.0, [0.5]) | extra

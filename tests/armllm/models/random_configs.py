@@ -71,6 +71,15 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "MiniCPM3ForCausalLM": decoder_configs.minicpm3,
     "InternLM3ForCausalLM": decoder_configs.internlm3,
     "GptOssForCausalLM": expert_configs.gpt_oss,
+    "ApertusForCausalLM": decoder_configs.apertus,
+    "CwmForCausalLM": decoder_configs.cwm,
+    "Dots1ForCausalLM": expert_configs.dots1,
+    "FlexOlmoForCausalLM": expert_configs.flex_olmo,
+    "HeliumForCausalLM": decoder_configs.helium,
+    "HunYuanDenseV1ForCausalLM": decoder_configs.hunyuan,
+    "HunYuanMoEV1ForCausalLM": expert_configs.hunyuan_moe,
+    "MiniMaxM2ForCausalLM": expert_configs.minimax_m2,
+    "NemotronForCausalLM": decoder_configs.nemotron,
 }
 
 RECURRENT = {

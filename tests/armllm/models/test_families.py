@@ -30,7 +30,7 @@ SMALL = {
 SEEING = {name for name in REGISTERED if name.endswith("ForConditionalGeneration")}
 # their authors publish the classes; test_renamed_families.py compares them with what they are made of
 PUBLISHED_APART = {"ExaoneForCausalLM", "InternLM2ForCausalLM", "MiniCPMForCausalLM"}
-EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
+EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -41,6 +41,9 @@ REQUIRED = {
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 0},
     "StableLmForCausalLM": {"hidden_size": 256},  # a quarter of each head turns
     "Glm4MoeForCausalLM": {"hidden_size": 256},
+    "NemotronForCausalLM": {"hidden_size": 256, "num_key_value_heads": 32},
+    "HeliumForCausalLM": {"head_dim": 2, "num_key_value_heads": 32},
+    "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
 }
 
 
@@ -64,6 +67,9 @@ def read(tmp_path, architecture, **values):
         ("Ministral3ForCausalLM", {"sliding_window": 8}, (8, 8)),
         ("MinistralForCausalLM", {}, (4096, 4096)),
         ("MinistralForCausalLM", {"sliding_window": 8, "layer_types": [FULL, SLIDING]}, (None, 8)),
+        ("CwmForCausalLM", {"num_hidden_layers": 5}, (None, 8192, 8192, 8192, None)),
+        ("Dots1ForCausalLM", {"max_window_layers": 1}, (None, 4096)),
+        ("Dots1ForCausalLM", {"max_window_layers": 1, "sliding_window": None}, (None, None)),
         ("MistralForCausalLM", {}, (4096, 4096)),
         ("MistralForCausalLM", {"sliding_window": None}, (None, None)),
         ("MistralForCausalLM", {"sliding_window": 8, "layer_types": [SLIDING, FULL]}, (8, None)),
@@ -184,6 +190,22 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("Qwen2MoeForCausalLM", {"routed_scaling_factor": 2.5}, "routed_scaling_factor 2.5 is not known"),
         ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
         ("GemmaForCausalLM", {"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0 is not known"),
+        ("Dots1ForCausalLM", {"n_routed_experts": None}, "n_routed_experts is missing"),
+        ("Dots1ForCausalLM", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        ("HeliumForCausalLM", {"head_dim": 16}, "hidden_size is not num_attention_heads times head_dim"),
+        ("HunYuanDenseV1ForCausalLM", {"use_qk_norm": False}, "use_qk_norm False is not supported"),
+        ("HunYuanDenseV1ForCausalLM", {"use_cla": True}, "use_cla True is not supported"),
+        (
+            "HunYuanDenseV1ForCausalLM",
+            {"rope_scaling": {"type": "dynamic", "alpha": -1}},
+            "rope_scaling.alpha must be a positive number",
+        ),
+        ("HunYuanMoEV1ForCausalLM", {"moe_topk": [1, 2]}, "moe_topk must be a positive integer"),
+        ("HunYuanMoEV1ForCausalLM", {"moe_layer_num_skipped": 1}, "moe_layer_num_skipped 1"),
+        ("HunYuanMoEV1ForCausalLM", {"moe_intermediate_size": 8}, "moe_intermediate_size 8"),
+        ("MiniMaxM2ForCausalLM", {"attn_type_list": [0, 1]}, "attn_type_list [0, 1] is not supported"),
+        ("MiniMaxM2ForCausalLM", {"rotary_dim": 300}, "partial_rotary_factor turns 300 of 128"),
+        ("MiniMaxM2ForCausalLM", {"qk_norm_type": "per_head"}, "qk_norm_type 'per_head'"),
         ("GraniteForCausalLM", {"residual_multiplier": 0}, "residual_multiplier must be a positive number"),
         ("GraniteForCausalLM", {"attention_multiplier": None}, "attention_multiplier null is not supported"),
         ("GraniteMoeHybridForCausalLM", {"attention_multiplier": None}, "attention_multiplier null is not"),

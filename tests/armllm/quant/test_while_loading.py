@@ -27,6 +27,7 @@ LEFT = (
     "embed_positions",
     "lm_head",
     "gate",
+    "wg",
     "shared_expert_gate",
     "router",
     "layer",
