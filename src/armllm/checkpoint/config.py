@@ -5,6 +5,7 @@ Neither torch_dtype nor dtype is asked: tensors say what they are, and the user 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,6 @@ class ConfigReader:
         self.values = values
         self.path = path
         self.prefix = prefix
-        self.directions: tuple[bool, ...] = (True,)  # values of is_causal
         self.asked = {"architectures", "model_type"}
 
     @classmethod
@@ -150,6 +150,12 @@ class ConfigReader:
         if not isinstance(values, dict):
             raise self.error(f"{name} must be an object, not {values!r}")
         return ConfigReader(values, self.path, f"{self.prefix}{name}.")
+
+    def without(self, name: str) -> ConfigReader:
+        """The same without a key, which the caller has read."""
+        found = copy.copy(self)  # what is asked there is asked here
+        found.values = {key: value for key, value in self.values.items() if key != name}
+        return found
 
     def has(self, name: str) -> bool:
         """Whether the key is there, even as null."""
@@ -260,7 +266,7 @@ class ConfigReader:
     ) -> dict[str, Any]:
         """The fields of `ModelConfig` but ``windows``; defaults are those of the class in transformers."""
         sizes = default_sizes or {}
-        self.only("is_causal", *self.directions)
+        self.only("is_causal", True)
         hidden_size = self.integer("hidden_size", sizes.get("hidden_size"))
         num_heads = self.integer("num_attention_heads", default_heads)
         num_kv_heads = self.integer("num_key_value_heads", num_heads)

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import fnmatch
 import math
+import weakref
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -45,6 +46,9 @@ MOST_PROBLEMS = 1000  # a model that has nothing to do with the files is not bui
 LARGEST_TENSOR = 1 << 60  # elements
 CACHE_SCALES = ("*.[kqv]_scale", "*.kv_scale", "*.[kqv]_zero_point", "*.[kv]_proj.output_scale")
 """Tensors for a KV cache in FP8, as compressed-tensors, ModelOpt and AutoFP8 call them: ours needs none."""
+
+# what the check has read, for the loading; by checkpoint, then by the names of two tensors
+_repeats: weakref.WeakKeyDictionary[Tensors, dict[tuple[str, str], bool]] = weakref.WeakKeyDictionary()
 
 
 class WeightFormat(Protocol):
@@ -159,12 +163,17 @@ class Weights(abc.ABC):
         return self.checkpoint.describe(self.prefix + name)[0] if self.has(name) else ""
 
     def repeats(self, name: str, other: Weights, other_name: str) -> bool:
-        """Whether a tensor, if it is stored, has the values of another one; this reads both."""
+        """Whether a tensor, if it is stored, has the values of another one; the first to ask reads both."""
         if not self.has(name) or not other.has(other_name):
             return True
-        one = self.checkpoint.read(self.prefix + name)
-        two = self.checkpoint.read(other.prefix + other_name)
-        return one.shape == two.shape and torch.equal(one, two.to(one.dtype))
+        found, names = (
+            _repeats.setdefault(self.checkpoint, {}),
+            (self.prefix + name, other.prefix + other_name),
+        )
+        if names not in found:
+            one, two = map(self.checkpoint.read, names)
+            found[names] = one.shape == two.shape and torch.equal(one, two.to(one.dtype))
+        return found[names]
 
     def error(self, name: str, message: str) -> CheckpointError:
         """A CheckpointError that names file and tensor."""

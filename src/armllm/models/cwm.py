@@ -1,4 +1,4 @@
-"""Code World Model (FAIR CodeGen team 2025): Llama 3 with windows in three of four layers."""
+"""CWM (FAIR CodeGen team 2025): Llama 3 with windows in three of four layers."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ class Embedder(LlamaForCausalLM):
     @classmethod
     def read_config(cls, reader: ConfigReader) -> Any:
         """The decoder's config.json, whatever it says of a head. Each token may see those after it."""
-        reader.directions = (True, False)
-        config = super().read_config(reader)
+        config = super().read_config(reader.without("is_causal"))
         if not reader.boolean("is_causal", default=True):
             further = tuple(None if window is None else window + 1 for window in config.windows)
             config = dataclasses.replace(config, is_encoder=True, windows=further)
@@ -77,8 +76,7 @@ class Gemma3TextModel(Embedder, Gemma3ForCausalLM):
     def read_config(cls, reader: ConfigReader) -> Any:
         """Where each token sees those after it, a window has one half before the token and one behind it."""
         both_ways = reader.boolean("use_bidirectional_attention", default=False)
-        reader.values = reader.values | {"use_bidirectional_attention": False}  # as the decoder wants it
-        config = super().read_config(reader)
+        config = super().read_config(reader.without("use_bidirectional_attention"))
         if not both_ways:
             return config
         halves = tuple(None if window is None else window // 2 + 1 for window in config.windows)

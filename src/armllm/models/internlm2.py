@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from armllm.layers.linear import load_linear, tied_head
 from armllm.layers.mlp import GatedMLP
 from armllm.models.falcon import GroupedAttention
 from armllm.models.llama import LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM, llama_fields
 from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
-    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.config import ConfigReader, ModelConfig
     from armllm.checkpoint.weights import Weights
-    from armllm.layers.linear import Linear
 
 
 class InternLM2Attention(GroupedAttention):
@@ -51,14 +49,7 @@ class InternLM2ForCausalLM(LlamaForCausalLM):
 
     layer_class = InternLM2DecoderLayer
     names = ("tok_embeddings", "layers", "norm")
-
-    def load_head(self, weights: Weights) -> Linear:
-        """What makes scores of final states."""
-        if self.config.tie_word_embeddings:
-            return tied_head(self.embed_tokens.weight)
-        return load_linear(
-            weights, {"output": self.config.vocab_size}, self.config.hidden_size, bias=False, first_only=True
-        )
+    head_name = "output"
 
     @staticmethod
     def read_config(reader: ConfigReader) -> LlamaConfig:
@@ -71,3 +62,9 @@ class InternLM2ForCausalLM(LlamaForCausalLM):
             qkv_bias=bias,
             output_bias=bias,
         )
+
+    @staticmethod
+    def ignored_tensors(config: ModelConfig) -> tuple[str, ...]:
+        """A tied head may be stored once more."""
+        tied = ["output.weight"] if config.tie_word_embeddings else []
+        return (*LlamaForCausalLM.ignored_tensors(config), *tied)

@@ -178,6 +178,7 @@ class LlamaForCausalLM:
 
     layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
     names = ("embed_tokens", "layers", "norm")
+    head_name = "lm_head"
 
     def __init__(self, config: Any, weights: Weights, *, max_positions: int) -> None:
         self.config = config
@@ -217,13 +218,13 @@ class LlamaForCausalLM:
         if config.tie_word_embeddings and self.head_repeats(weights):
             return tied_head(self.embed_tokens.weight)
         return load_linear(
-            weights, {"lm_head": config.vocab_size}, config.hidden_size, bias=False, first_only=True
+            weights, {self.head_name: config.vocab_size}, config.hidden_size, bias=False, first_only=True
         )
 
     def head_repeats(self, weights: Weights) -> bool:
         """Whether the head is the table of tokens; transformers 5 says no where another one is stored."""
         table = self.decoder_weights(weights).scope(self.names[0])
-        return not self.config.generates or weights.repeats("lm_head.weight", table, "weight")
+        return not self.config.generates or weights.repeats(f"{self.head_name}.weight", table, "weight")
 
     def rotary_of(self, index: int) -> RotaryEmbedding | None:  # noqa: ARG002 - for families that have several
         """What layer ``index`` turns queries and keys with."""

@@ -29,7 +29,8 @@ class NemotronDecoderLayer(ArceeDecoderLayer):
     def load_norm(config: Any, weights: Weights, name: str) -> LayerNorm:
         """One of the norms."""
         norm = LayerNorm(weights.scope(name), config.hidden_size, config.rms_norm_eps)
-        norm.weight = norm.weight + config.norm_offset
+        if not norm.weight.is_meta:  # where torch would import its compiler, in seconds
+            norm.weight = norm.weight + config.norm_offset
         return norm
 
 

@@ -18,6 +18,7 @@ from tests.armllm.models.reference import (
 )
 
 from armllm import LLM
+from armllm.checkpoint.folder import Checkpoint
 from armllm.errors import CheckpointError
 from armllm.layers.moe import SeparateExperts
 
@@ -171,8 +172,8 @@ def test_the_text_part_runs_without_its_tower(tmp_path, architecture):
 
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "OPTForCausalLM"])
 @pytest.mark.parametrize("differs", [False, True])
-def test_a_head_beside_a_tied_one_is_used_where_it_differs(tmp_path, architecture, differs):
-    """As transformers 5 has it. Catches other tokens without a word."""
+def test_a_head_beside_a_tied_one_is_used_where_it_differs(tmp_path, monkeypatch, architecture, differs):
+    """As transformers 5 has it. Catches other tokens without a word, and a comparison made twice."""
     save_reference(tmp_path, random_config(architecture, 1) | {"tie_word_embeddings": True}, 1)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
@@ -181,7 +182,10 @@ def test_a_head_beside_a_tied_one_is_used_where_it_differs(tmp_path, architectur
     save_file(tensors, path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     assert torch.equal(model.lm_head.weight, tensors["lm_head.weight"])
+    read, names = Checkpoint.read, []
+    monkeypatch.setattr(Checkpoint, "read", lambda self, name: names.append(name) or read(self, name))
     check(tmp_path, model)
+    assert names.count("lm_head.weight") == 1 + differs  # and once more to be loaded
 
 
 @pytest.mark.parametrize("tied", [False, True])

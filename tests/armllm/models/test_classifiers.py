@@ -51,25 +51,35 @@ def test_scores_are_those_of_transformers(tmp_path, architecture, num_labels):
         llm.generate(prompts[0], SamplingParams(), use_tqdm=False)
 
 
+def bare_decoder(folder, architecture, seed, **options):
+    """A decoder without a head, as transformers saves it."""
+    stem = architecture.removesuffix("Model").removesuffix("Text")
+    config = random_config(f"{stem}ForCausalLM", seed) | {"pad_token_id": 0} | options
+    settings = transformers.AutoConfig.for_model(**config)
+    torch.manual_seed(seed)
+    model = transformers.AutoModel.from_config(settings).eval()
+    randomize(model, config["model_type"])
+    model.save_pretrained(folder)
+    return model
+
+
+def check_states(llm, model, prompts, pooled):
+    """Embeddings are what ``pooled`` makes of the last states in transformers."""
+    params = PoolingParams(normalize=False)
+    for prompt, output in zip(prompts, llm.embed(prompts, params, use_tqdm=False), strict=True):
+        with torch.inference_mode():
+            expected = pooled(model(torch.tensor([prompt])).last_hidden_state[0])
+        torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("architecture", EMBEDDERS)
 def test_decoders_without_a_head_make_embeddings_only(tmp_path, architecture):
     """As sentence-transformers saves them, and E5-Mistral."""
-    stem = architecture.removesuffix("Model").removesuffix("Text")
-    config = random_config(f"{stem}ForCausalLM", 3) | {"tie_word_embeddings": False, "pad_token_id": 0}
-    settings = transformers.AutoConfig.for_model(**config)
-    torch.manual_seed(3)
-    model = transformers.AutoModel.from_config(settings).eval()
-    randomize(model, config["model_type"])
-    model.save_pretrained(tmp_path)
+    model = bare_decoder(tmp_path, architecture, 3, tie_word_embeddings=False)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [architecture]
     llm = LLM(tmp_path, dtype="float32", skip_tokenizer_init=True, max_num_batched_tokens=20)
     prompts = random_prompts((1, 12, 37), 3)
-    for prompt, output in zip(
-        prompts, llm.embed(prompts, PoolingParams(normalize=False), use_tqdm=False), strict=True
-    ):
-        with torch.inference_mode():
-            expected = model(torch.tensor([prompt])).last_hidden_state[0, -1]
-        torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, rtol=0, atol=1e-4)
+    check_states(llm, model, prompts, lambda states: states[-1])
     assert "generate" not in llm.llm_engine.get_supported_tasks()
     assert inspect_checkpoint(str(tmp_path))["pooling"] == "last"
     with pytest.raises(RequestError, match="generates no text"):
@@ -80,20 +90,12 @@ def test_decoders_without_a_head_make_embeddings_only(tmp_path, architecture):
 @pytest.mark.parametrize("architecture", EMBEDDERS)
 def test_decoders_may_see_both_ways(tmp_path, architecture, seed):
     """EmbeddingGemma and GTE-Qwen2. Catches a half window, and keys taken from a cache that is not there."""
-    stem = architecture.removesuffix("Model").removesuffix("Text")
-    config = random_config(f"{stem}ForCausalLM", seed) | {"pad_token_id": 0, "attn_implementation": "eager"}
-    config |= {"use_bidirectional_attention": True} if stem == "Gemma3" else {"is_causal": False}
-    settings = transformers.AutoConfig.for_model(**config)
-    torch.manual_seed(seed)
-    model = transformers.AutoModel.from_config(settings).eval()
-    randomize(model, config["model_type"])
-    model.save_pretrained(tmp_path)
+    gemma3 = {"use_bidirectional_attention": True}
+    options = gemma3 if architecture == "Gemma3TextModel" else {"is_causal": False}
+    model = bare_decoder(tmp_path, architecture, seed, attn_implementation="eager", **options)
     llm = LLM(tmp_path, dtype="float32", skip_tokenizer_init=True)
     for prompt in random_prompts((1, 12, 37), 3) * 3:  # the second and third time is recorded
-        (output,) = llm.embed([prompt], PoolingParams(normalize=False), use_tqdm=False)
-        with torch.inference_mode():
-            expected = model(torch.tensor([prompt])).last_hidden_state[0].mean(0)
-        torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, rtol=0, atol=1e-4)
+        check_states(llm, model, [prompt], lambda states: states.mean(0))
 
 
 RERANKER = {

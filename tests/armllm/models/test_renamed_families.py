@@ -149,6 +149,19 @@ def test_logits_are_those_of_the_model_it_is_made_of(tmp_path, architecture, see
     check_model(tmp_path, save_renamed(tmp_path, architecture, config), config, seed)
 
 
+def test_a_head_beside_a_tied_one_is_used_by_its_own_name(tmp_path):
+    """Catches other tokens without a word: the rule of lm_head is that of InternLM2's output."""
+    architecture = "InternLM2ForCausalLM"
+    config = config_of(architecture, 0) | {"tie_word_embeddings": True}
+    model = save_renamed(tmp_path, architecture, config)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    head = tensors["model.tok_embeddings.weight"].flip(0).contiguous()
+    save_file(tensors | {"output.weight": head}, path)
+    model.lm_head.weight = torch.nn.Parameter(head)
+    check_model(tmp_path, model, config, 0)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_what_is_published_loads(tmp_path, name):
     """Catches a key of a published file that is refused, or taken for something else."""

@@ -58,6 +58,8 @@ UNSET = {
     "original_max_position_embeddings": "rope_configs.py has it where the kind of rope reads it",
     "partial_rotary_factor": "refused where transformers does not read it: test_config.py",
     "per_layer_config": "Gemma 4 with layers of several sizes: refused",
+    "qk_nope_head_dim": "of latent attention, which Hunyuan does not have",
+    "qk_rope_head_dim": "of latent attention, which Hunyuan does not have",
     "rope_parameters": "by kind of layer, or what rope_scaling says otherwise",
     "sliding_window_size": "GGUF",
 }
