@@ -96,17 +96,33 @@ class Tokenizer:
 
         ``truncate_to``: tokens that stay at most; the longer text loses its end.
         """
-        with _refusing("the pair of texts"):
-            one, two = (self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
-            if truncate_to is not None:
-                room = max(0, truncate_to - self._tokenizer.num_special_tokens_to_add(is_pair=True))
-                # as transformers does: an odd token is the longer text's, of equal ones the second's
-                shorter, longer = (one, two) if len(one.ids) <= len(two.ids) else (two, one)
-                shorter.truncate(room // 2)
-                longer.truncate(room - len(shorter.ids))
-            encoding = self._tokenizer.post_process(one, two)
-        types: list[int] = encoding.type_ids
-        return list(encoding.ids), types.index(1) if 1 in types else None
+        return next(self.encode_pairs([(first, second)], truncate_to=truncate_to))
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, truncate_to: int | None = None
+    ) -> Iterator[tuple[list[int], int | None]]:
+        """As `encode_pair`, by all cores."""
+        for first in range(0, len(pairs), TEXTS):
+            some = pairs[first : first + TEXTS]
+            with _refusing("the pair of texts"):
+                encodings = self._tokenizer.encode_batch_fast(some)
+                if truncate_to is not None:
+                    encodings = [
+                        one if len(one.ids) <= truncate_to else self._truncated_pair(*pair, truncate_to)
+                        for one, pair in zip(encodings, some, strict=True)
+                    ]
+            for encoding in encodings:
+                types: list[int] = encoding.type_ids
+                yield list(encoding.ids), types.index(1) if 1 in types else None
+
+    def _truncated_pair(self, first: str, second: str, most: int) -> Any:
+        one, two = (self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
+        room = max(0, most - self._tokenizer.num_special_tokens_to_add(is_pair=True))
+        # as transformers does: an odd token is the longer text's, of equal ones the second's
+        shorter, longer = (one, two) if len(one.ids) <= len(two.ids) else (two, one)
+        shorter.truncate(room // 2)
+        longer.truncate(room - len(shorter.ids))
+        return self._tokenizer.post_process(one, two)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids."""

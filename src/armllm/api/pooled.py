@@ -173,11 +173,11 @@ class PooledCalls(Batches):
         use_tqdm: bool | Callable[..., Any],
         most: int | None,
     ) -> list[ScoringRequestOutput]:
-        tokenizer, batch, each = self.get_tokenizer(), [], []
-        for left, right in zip(list(first) * (len(second) // len(first)), second, strict=True):
-            if not isinstance(left, str) or not isinstance(right, str):
-                raise RequestError("a cross-encoder needs pairs of texts, not token ids")
-            token_ids, segment = tokenizer.encode_pair(left, right, truncate_to=most)
+        pairs: list[Any] = list(zip(list(first) * (len(second) // len(first)), second, strict=True))
+        if not all(isinstance(text, str) for pair in pairs for text in pair):
+            raise RequestError("a cross-encoder needs pairs of texts, not token ids")
+        batch, each = [], []
+        for token_ids, segment in self.get_tokenizer().encode_pairs(pairs, truncate_to=most):
             batch.append(token_ids)
             each.append(dataclasses.replace(params, task="score", second_segment=segment))
         return [as_score(output) for output in self._run(batch, each, None, use_tqdm, None)]

@@ -293,10 +293,8 @@ class Service:
     def _encode_pairs(
         self, first: Sequence[str], second: Sequence[str], truncate_to: int | None
     ) -> list[Prompt]:
-        encoded = (
-            self.tokenizer.encode_pair(left, right, truncate_to=truncate_to)
-            for left, right in zip(first, second, strict=True)
-        )
+        pairs = list(zip(first, second, strict=True))
+        encoded = self.tokenizer.encode_pairs(pairs, truncate_to=truncate_to)
         return [Prompt(token_ids, None, segment) for token_ids, segment in encoded]
 
     async def take_pictures(self, messages: list[dict[str, Any]]) -> tuple[list[Any], tuple[bytes, ...]]:
