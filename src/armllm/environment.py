@@ -28,6 +28,14 @@ def limit_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNTS.get(platform.machine(), "50000"))
 
 
+def tokenize_on_one_core() -> None:
+    """Let `tokenizers` use one core for the texts of a request, unless the user said how many.
+
+    The engine computes on the others, and no client's texts should take them away.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
 def ask_for_huge_pages() -> None:
     """Let torch put its large tensors into huge pages, unless the user said whether.
 

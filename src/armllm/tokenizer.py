@@ -70,7 +70,7 @@ class Tokenizer:
         return ids
 
     def encode_each(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> Iterator[list[int]]:
-        """As `encode`, by all cores."""
+        """As `encode`, by all cores that TOKENIZERS_PARALLELISM allows."""
         for first in range(0, len(texts), TEXTS):
             some = texts[first : first + TEXTS]
             with _refusing("a prompt"):
@@ -101,7 +101,7 @@ class Tokenizer:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, truncate_to: int | None = None
     ) -> Iterator[tuple[list[int], int | None]]:
-        """As `encode_pair`, by all cores."""
+        """As `encode_pair`, by the same cores."""
         for first in range(0, len(pairs), TEXTS):
             some = pairs[first : first + TEXTS]
             with _refusing("the pair of texts"):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import transformers
@@ -84,6 +87,23 @@ def test_texts_have_the_same_ids_together(tokenizer_folder, monkeypatch):
     monkeypatch.setattr("armllm.tokenizer.TEXTS", 4)
     tokenizer = Tokenizer(tokenizer_folder)
     assert list(tokenizer.encode_each(TEXTS)) == [tokenizer.encode(text) for text in TEXTS]
+
+
+def test_a_server_tokenizes_on_one_core(tokenizer_folder):
+    """Catches texts of a client that take the cores on which the engine computes."""
+    code = (
+        "import os, sys, pathlib\n"
+        "from armllm import environment\n"
+        "environment.tokenize_on_one_core()\n"
+        "from armllm.tokenizer import Tokenizer\n"
+        "tokenizer = Tokenizer(pathlib.Path(sys.argv[1]))\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "list(tokenizer.encode_each(['some words'] * 100))\n"
+        "print(len(os.listdir('/proc/self/task')) - before)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    command = [sys.executable, "-c", code, str(tokenizer_folder)]
+    assert subprocess.check_output(command, env=environment, text=True) == "0\n"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -10,6 +10,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from armllm import environment
 from armllm.errors import RequestError
 from armllm.utils.gc_utils import freeze_gc_heap
 
@@ -47,6 +48,7 @@ def serve(
     for number in SIGNALS:
         signal.signal(number, stop_now)
     allow_many_connections()
+    environment.tokenize_on_one_core()
     with bound(host, port, uds) as sock:
         from armllm.server.engine_process import EngineProcess  # noqa: PLC0415 - a port in use is said at once
         from armllm.server.service import Service  # noqa: PLC0415
