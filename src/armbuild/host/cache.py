@@ -28,7 +28,9 @@ LOOKED_EVERY_SECONDS = 24 * 3600
 LOCKED_WITHIN_SECONDS = 5
 KEPT = ".kept"
 LOCK = ".lock"
-"""How the file beside a folder ends that says whose turn it is, and by its time when the last one was."""
+"""How the file ends that says whose turn it is, and by its time when the last one was."""
+LOCKS = ".locks"
+"""The folder with those of the cache's entries, which no sandbox shows: a build could hold them for ever."""
 LOOKED = "looked-for-unused"
 LINKS = Path("/tmp")  # noqa: S108 - where a folder is made that others cannot write
 NO_SPACE = re.compile(r"no space left on|disk quota exceeded", re.IGNORECASE)
@@ -39,12 +41,7 @@ SPLIT = re.compile(r"[^\w/.,+@%~=-]")
 
 def root() -> Path:
     """Return the cache: ``ARMBUILD_CACHE_DIR``, else ``armbuild`` under ``XDG_CACHE_HOME``, ``~/.cache``."""
-    own = os.environ.get("ARMBUILD_CACHE_DIR")
-    shared = os.environ.get("XDG_CACHE_HOME", "")
-    if own:
-        folder = Path(own).expanduser().absolute()
-    else:  # the XDG specification says to ignore a relative path
-        folder = (Path(shared) if Path(shared).is_absolute() else Path.home() / ".cache") / "armbuild"
+    folder = _named()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -54,6 +51,14 @@ def root() -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise MissingError(f"the cache folder {folder} is not writable: set ARMBUILD_CACHE_DIR")
     return _plain(folder) if SPLIT.search(str(folder)) else folder
+
+
+def _named() -> Path:
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    if own := os.environ.get("ARMBUILD_CACHE_DIR"):
+        return Path(own).expanduser().absolute()
+    # the XDG specification says to ignore a relative path
+    return (Path(shared) if Path(shared).is_absolute() else Path.home() / ".cache") / "armbuild"
 
 
 def _plain(folder: Path) -> Path:
@@ -95,12 +100,13 @@ def sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def lock(path: Path, *, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold the file ``path`` + ``.lock`` alone. Another process waits, after ``on_wait`` was called once.
+    """Hold the lock of ``path`` alone. Another process waits, after ``on_wait`` was called once.
 
     That counts as a use of ``path``: `remove_unused` leaves it alone.
     """
     mark = _mark(path)
-    mark.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (path.parent, mark.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     while True:
         with mark.open("a") as file:
             try:
@@ -118,7 +124,10 @@ def lock(path: Path, *, on_wait: Callable[[], None] | None = None) -> Iterator[N
 
 
 def _mark(path: Path) -> Path:
-    return path.with_name(path.name + LOCK)
+    """Return the lock of ``path``: of an entry of the cache in LOCKS, of all else beside it."""
+    place = path.parent.parent
+    folder = place / LOCKS / path.parent.name if place.resolve() == _named().resolve() else path.parent
+    return folder / f"{path.name}{LOCK}"
 
 
 def fill(folder: Path, make: Callable[[Path], None]) -> Path:
@@ -152,7 +161,7 @@ def remove_unused() -> None:
         if looked.exists() and _age(looked) < LOOKED_EVERY_SECONDS:
             return
         looked.touch()
-        for mark in root().glob(f"*/*{LOCK}"):
+        for mark in root().glob(f"{LOCKS}/*/*{LOCK}"):
             if _age(mark) > KEEP_UNUSED_SECONDS:
                 _remove_if_unused(mark)
 
@@ -162,7 +171,7 @@ def _remove_if_unused(mark: Path) -> None:
     with contextlib.suppress(OSError), mark.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _age(mark) > KEEP_UNUSED_SECONDS:
-            folder = mark.with_name(mark.name.removesuffix(LOCK))
+            folder = root() / mark.parent.name / mark.name.removesuffix(LOCK)
             _remove_left_of(folder)
             if folder.exists():
                 _take_away(folder)
@@ -269,7 +278,8 @@ def keep(folder: Path) -> None:
 
 def parts() -> dict[str, int]:
     """Return the parts of the cache (its folders) with their sizes in bytes."""
-    return {folder.name: _size(folder) for folder in sorted(root().iterdir()) if folder.is_dir()}
+    folders = (path for path in sorted(root().iterdir()) if path.is_dir() and path.name != LOCKS)
+    return {folder.name: _size(folder) for folder in folders}
 
 
 def expand(names: Iterable[str]) -> list[str]:
@@ -291,7 +301,7 @@ def remove(part: str) -> int:
     """
     folder, freed = root() / part, 0
     for entry in sorted(folder.iterdir()):
-        if entry.suffix == LOCK or (part == "work" and not ((entry / KEPT).exists() or _abandoned(entry))):
+        if part == "work" and not ((entry / KEPT).exists() or _abandoned(entry)):
             continue
         unfinished = re.fullmatch(r"\.(.+)-\w{8}", entry.name)
         whole = entry.with_name(unfinished[1]) if unfinished else entry

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import subprocess
 from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING, cast
 
 from armbuild.artifact import archives
-from armbuild.artifact.limits import Budget
+from armbuild.artifact.limits import MAX_ENTRIES, Budget
 from armbuild.errors import BuildError, CheckFailed, packages_of
 
 if TYPE_CHECKING:
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
 _CONTROL_LIMIT = 256 << 10
 """Bytes of a package's control file; those of Debian stay far below."""
+_CONTROL_FILES = 1000
+"""Of a package's scripts and fields, of which Debian's have some 20."""
 MERGED = ("bin", "sbin", "lib")  # these folders are links into usr/ on every Debian since bookworm
 
 
@@ -39,7 +40,7 @@ def control(package: Path) -> dict[str, str]:
                 raise CheckFailed(f"its control file has {member.size} bytes")
             text = cast("IO[bytes]", tar.extractfile(member)).read()
 
-    _read(package, "--ctrl-tarfile", take)
+    _read(package, "--ctrl-tarfile", take, _CONTROL_FILES)
     if text is None:
         raise BuildError(f"{package.name} is damaged: it has no control file")
     try:
@@ -48,12 +49,17 @@ def control(package: Path) -> dict[str, str]:
         raise BuildError(f"{package.name} is damaged: {error}") from error
 
 
-def _read(package: Path, part: str, take: Callable[[tarfile.TarFile, tarfile.TarInfo], None]) -> None:
+def _read(
+    package: Path,
+    part: str,
+    take: Callable[[tarfile.TarFile, tarfile.TarInfo], None],
+    most: int = MAX_ENTRIES,
+) -> None:
     """Give each entry of a package's ``part``, an option of dpkg-deb, to ``take``, before it is too much.
 
     Raises BuildError for a damaged package.
     """
-    budget = Budget(package, package.stat().st_size)
+    budget = Budget(package, package.stat().st_size, most=most)
     with subprocess.Popen(
         ["dpkg-deb", part, package], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as child:
@@ -127,7 +133,7 @@ def _place(root: Path, path: PurePosixPath, name: str) -> Path:
     with contextlib.suppress(CheckFailed):
         if path.parts and ".." not in path.parts:
             return archives.inside(root, path.parent, strict=True) / path.name
-    raise BuildError(f"a package writes outside its root: {shlex.quote(name)}")
+    raise BuildError(f"a package writes outside its root: {name!r:.200}")
 
 
 def _replace(target: Path) -> None:

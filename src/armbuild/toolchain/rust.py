@@ -347,7 +347,9 @@ def _unpack(root: Path, architecture: str, mirror: str | None) -> None:
 
         own = download(PACKAGES, architecture, dependencies=False)
         described = [deb_files.control(package) for package in own]
-        (version,) = {fields["Version"] for fields in described}
+        version, *others = {fields.get("Version") for fields in described}
+        if others or not version:
+            raise MissingError(f"Debian's packages of Rust in {SUITE} are of different versions, or of none")
         needed = {name for fields in described for name in _libraries(fields.get("Depends", ""))}
         libraries = download(sorted(needed), architecture, dependencies=True)
         if architecture != "arm64":

@@ -174,7 +174,8 @@ def _made(name, days_ago):
 
 
 def _last_used(folder, days_ago):
-    os.utime(folder.with_name(f"{folder.name}.lock"), (time.time() - days_ago * DAY,) * 2)
+    lock = cache.root() / cache.LOCKS / folder.parent.name / f"{folder.name}.lock"
+    os.utime(lock, (time.time() - days_ago * DAY,) * 2)
 
 
 def test_what_was_not_used_for_a_month_goes_and_all_else_stays():
@@ -188,9 +189,9 @@ def test_what_was_not_used_for_a_month_goes_and_all_else_stays():
     os.utime(objects, (0, 0))
     cache.remove_unused()
     assert [path.is_dir() for path in (old, build, used, young, objects)] == [False, False, True, True, True]
-    assert sorted(path.name for path in (cache.root() / "tools").iterdir()) == [
-        "used-1.2", "used-1.2.lock", "young-1.2", "young-1.2.lock",
-    ]  # fmt: skip
+    assert sorted(path.name for path in (cache.root() / "tools").iterdir()) == ["used-1.2", "young-1.2"]
+    locks = sorted(path.name for path in (cache.root() / cache.LOCKS / "tools").iterdir())
+    assert locks == ["used-1.2.lock", "young-1.2.lock"]
 
 
 def test_what_is_found_without_its_lock_counts_as_used_too():
@@ -335,7 +336,7 @@ def test_the_parts_of_the_cache_are_shown_and_removed_one_by_one(capsys, tmp_pat
     told = json.loads(capsys.readouterr().out)
     assert told["removed"] == {"kits": 3, "work": 1}
     assert told["parts"] == {"kits": 0, "roots": 5, "work": 7}
-    assert not list((tmp_path / "cache").glob("*/*.lock")), "of ccache's own folders, say, which have none"
+    assert not list((tmp_path / "cache").rglob("*.lock")), "of ccache's own folders, say, which have none"
     assert main(["cache", "--clear", "kit"]) == 2
     assert "--clear kit: the cache has kits, roots, work" in capsys.readouterr().err
 

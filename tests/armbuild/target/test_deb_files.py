@@ -140,6 +140,8 @@ def test_one_control_file_of_a_usual_size_is_read(tmp_path):
     assert deb_files.control(package(tmp_path, [], [FIELDS, b"Package: other\n"]))["Package"] == "x"
     with pytest.raises(BuildError, match="its control file has 800000 bytes"):
         deb_files.control(package(tmp_path, [], [b"a: b\n" * 160_000]))
+    with pytest.raises(BuildError, match="more than 1000 files"):
+        deb_files.control(package(tmp_path, [], [FIELDS] * 1001))
 
 
 @pytest.mark.parametrize("content", [b"not a package", b"!<arch>\n", b"!<arch>\n" + b"x" * 60])

@@ -210,3 +210,14 @@ def test_a_raised_baseline_reaches_the_cargo_of_an_arm_machine_beside_the_users_
     assert rust.baseline(["-mcpu=generic+sve"]) == {
         "RUSTFLAGS": "--cfg tokio_unstable -C target-feature=+sve"
     }
+
+
+@pytest.mark.parametrize("fields", [[{}] * 3, [{"Version": "1"}, {"Version": "2"}, {}]])
+def test_packages_of_rust_that_do_not_match_are_an_error_in_one_line(tmp_path, monkeypatch, fields):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    answers = iter(fields)
+    monkeypatch.setattr(rust.debian, "archive", lambda _mirror: None)
+    monkeypatch.setattr(rust.debian, "download", lambda names, **_options: [Path(name) for name in names])
+    monkeypatch.setattr(rust.deb_files, "control", lambda _package: next(answers))
+    with pytest.raises(MissingError, match="of different versions, or of none"):
+        rust._unpack(tmp_path / "root", "amd64", None)

@@ -13,13 +13,13 @@ from tests.armbuild import cpp_runtime
 from tests.armbuild.plans import planned
 
 from armbuild.errors import BuildError, MissingError, UsageError
-from armbuild.host import bubblewrap, isolation, process, pythons
+from armbuild.host import bubblewrap, cache, isolation, process, pythons
 from armbuild.wheel import build, repair, sandbox, source
 
 PROJECTS = Path(__file__).parents[1] / "projects"
 ATTACK = """\
 import ctypes, json, os, pathlib, signal, socket, sys, time
-readable, writable, home, secret = sys.argv[1:]
+readable, writable, home, secret, cache = sys.argv[1:]
 def reached(act):
     try:
         act()
@@ -49,6 +49,7 @@ print(json.dumps({
     "processes": len([name for name in os.listdir("/proc") if name.isdigit()]),
     "git": "".join(path.read_text() for path in pathlib.Path(readable).rglob("config")),
     "environment": sorted(os.environ),
+    "the cache": sorted(str(path.relative_to(cache)) for path in pathlib.Path(cache).rglob("*")),
 }))
 """
 
@@ -67,6 +68,8 @@ def test_a_program_reaches_its_folders_and_nothing_else(tmp_path, monkeypatch):
     for name in ("sh", "bwrap"):  # PATH begins with what packages brought
         (programs / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/escaped\n")
         (programs / name).chmod(0o755)
+    cache.fill(cache.root() / "tools/a", lambda fresh: (fresh / "program").touch())
+    cache.fill(cache.root() / "sources/b", lambda fresh: (fresh / "secret").touch())
     box = sandbox.make(work, readable=[readable, *sandbox.running()], writable=[writable], mirror=None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         variables = {
@@ -76,7 +79,8 @@ def test_a_program_reaches_its_folders_and_nothing_else(tmp_path, monkeypatch):
         }
         output = process.run(
             box.command(
-                [sys.executable, "-I", "-c", ATTACK, readable, writable, home, home / "token"], writable
+                [sys.executable, "-I", "-c", ATTACK, readable, writable, home, home / "token", cache.root()],
+                writable,
             ),
             env=box.environment({**variables, "OWN": "1"}, own=["OWN"]),
             log=tmp_path / "log",
@@ -95,6 +99,7 @@ def test_a_program_reaches_its_folders_and_nothing_else(tmp_path, monkeypatch):
         "PATH",
         "TMPDIR",
     }
+    assert found.pop("the cache") == ["tools", "tools/a", "tools/a/program"], "with a lock, it stops builds"
     assert found.pop("its folder")
     assert found.pop("processes") <= 4  # bwrap's own, this one, and what it leaves behind
     assert not any(found.values()), found
