@@ -17,15 +17,14 @@ from armllm.engine.block_manager import BlockManager
 from armllm.engine.failures import Alone, unusable
 from armllm.engine.followers import start_followers
 from armllm.engine.generation import read_end_token_ids
-from armllm.engine.logits import adjust
 from armllm.engine.metrics import read_metrics
-from armllm.engine.placement import place, torch_threads, unconfine
+from armllm.engine.placement import place, unconfine
 from armllm.engine.pooling import Pooling, pooled_values
 from armllm.engine.processor import Processor
 from armllm.engine.prompts import as_prompt
 from armllm.engine.ranks import check_processes
 from armllm.engine.reporting import report
-from armllm.engine.sampler import greatest, sample
+from armllm.engine.sampler import Sampler
 from armllm.engine.scheduler import Scheduler
 from armllm.engine.states import StateSlots
 from armllm.engine.stats import EngineStats, Stopwatch
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from armllm.engine.metrics import Metric
     from armllm.engine.prompts import Prompt
     from armllm.engine.runner import Flight
+    from armllm.engine.sampler import Choice
     from armllm.engine.sequence import Request, Sequence
     from armllm.lora.request import LoRARequest
     from armllm.outputs import RequestOutput
@@ -108,6 +108,7 @@ class LLMEngine(WithReasons):
             num_steps=self.runner.num_steps,
             whole=model_config.is_encoder,
         )
+        self.sampler = Sampler(self.runner, self._alone)
         self.requests: dict[str, Request] = {}
         self._flights: deque[Flight] = deque()  # steps that several stages compute
         self._stopwatch = Stopwatch()
@@ -293,43 +294,20 @@ class LLMEngine(WithReasons):
 
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> None:
         """Choose and append a token per row."""
-        raw: dict[int, Tensor] = {}
-        if all([sequence.takes_greatest for sequence in sequences]):  # noqa: C419 - small models feel it
-            token_ids, found = greatest(self.runner.numbers(logits))
-        else:
-            with torch_threads(few=self.runner.own_products, elements=logits.numel()):
-                raw = logprobs.raw_logprobs(logits, [sequence.params for sequence in sequences])
-                token_ids, found = self._draw(logits, sequences)
-        for row, (sequence, token_id, logit) in enumerate(zip(sequences, token_ids, found, strict=True)):
+        choices = self.sampler.choose(logits, sequences)
+        for sequence, choice in zip(sequences, choices, strict=True):
             if not sequence.finished:  # it, or another one of its request, may have failed
                 with self._alone(sequence):
-                    self._take(sequence, token_id, logit, raw.get(row))
+                    self._take(sequence, choice)
 
-    def _draw(self, logits: Tensor, sequences: list[Sequence]) -> tuple[list[int], list[float]]:
-        """What `sample` returns, after each request has changed its row."""
-        params = [sequence.params for sequence in sequences]
-        for row, sequence in enumerate(sequences):
-            if sequence.rules is not None:
-                with self._alone(sequence):
-                    adjust(logits[row].numpy(), sequence, sequence.rules)
-        uniforms = [0.0 if sequence.params.greedy else sequence.random.random() for sequence in sequences]
-        try:
-            return sample(logits, params, uniforms, self.runner.numbers(logits))
-        except Exception:  # noqa: BLE001 - of one row: what each row gets does not depend on the others
-            token_ids, found = [0] * len(sequences), [math.nan] * len(sequences)
-            for row, sequence in enumerate(sequences):
-                with self._alone(sequence):
-                    one = slice(row, row + 1)
-                    token_ids[one], found[one] = sample(logits[one], params[one], uniforms[one])
-            return token_ids, found
-
-    def _take(self, sequence: Sequence, token_id: int, logit: float, raw: Tensor | None) -> None:
-        """Append what was sampled; ``raw`` are the log-probabilities where the request wants them."""
-        if not math.isfinite(logit):
-            raise unusable(logit, sequence.adapter.name if sequence.adapter is not None else None)
-        if raw is not None:
+    def _take(self, sequence: Sequence, choice: Choice) -> None:
+        """Append what was sampled."""
+        token_id = choice.token_id
+        if not math.isfinite(choice.logit):
+            raise unusable(choice.logit, sequence.adapter.name if sequence.adapter is not None else None)
+        if choice.raw is not None:
             count = sequence.params.logprobs or 0
-            described = logprobs.describe(raw, token_id, count, self.tokenizer)
+            described = logprobs.describe(choice.raw, token_id, count, self.tokenizer)
             sequence.logprobs.append(described)
             sequence.cumulative_logprob += described[token_id].logprob
         sequence.append(token_id)

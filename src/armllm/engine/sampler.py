@@ -8,21 +8,70 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from armllm import kernels
+from armllm.engine import logprobs
+from armllm.engine.logits import adjust
+from armllm.engine.placement import torch_threads
 from armllm.kernels import SamplingMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
+    from collections.abc import Sequence as Sequences
 
     import numpy.typing as npt
     from torch import Tensor
 
+    from armllm.engine.failures import Alone
+    from armllm.engine.runner import Runner
+    from armllm.engine.sequence import Sequence
     from armllm.sampling_params import SamplingParams
+
+
+class Choice(NamedTuple):
+    """A token, its logit, and all log-probabilities of the row where the request wants some."""
+
+    token_id: int
+    logit: float
+    raw: Tensor | None = None
+
+
+class Sampler:
+    """Chooses the next tokens of requests. An error of one row ends the request that ``alone`` names."""
+
+    def __init__(self, runner: Runner, alone: Callable[[Sequence], Alone]) -> None:
+        self._runner, self._alone = runner, alone
+
+    def choose(self, logits: Tensor, sequences: Sequences[Sequence]) -> list[Choice]:
+        """A token per row of fp32 ``logits[rows, vocab_size]``, which requests change before."""
+        if all([sequence.takes_greatest for sequence in sequences]):  # noqa: C419 - small models feel it
+            return list(map(Choice, *greatest(self._runner.numbers(logits))))
+        with torch_threads(few=self._runner.own_products, elements=logits.numel()):
+            raw = logprobs.raw_logprobs(logits, [sequence.params for sequence in sequences])
+            token_ids, found = self._draw(logits, sequences)
+        return [Choice(*both, raw.get(row)) for row, both in enumerate(zip(token_ids, found, strict=True))]
+
+    def _draw(self, logits: Tensor, sequences: Sequences[Sequence]) -> tuple[list[int], list[float]]:
+        """What `sample` returns, after each request has changed its row."""
+        params = [sequence.params for sequence in sequences]
+        for row, sequence in enumerate(sequences):
+            if sequence.rules is not None:
+                with self._alone(sequence):
+                    adjust(logits[row].numpy(), sequence, sequence.rules)
+        uniforms = [0.0 if sequence.params.greedy else sequence.random.random() for sequence in sequences]
+        try:
+            return sample(logits, params, uniforms, self._runner.numbers(logits))
+        except Exception:  # noqa: BLE001 - of one row: what each row gets does not depend on the others
+            token_ids, found = [0] * len(sequences), [math.nan] * len(sequences)
+            for row, sequence in enumerate(sequences):
+                with self._alone(sequence):
+                    one = slice(row, row + 1)
+                    token_ids[one], found[one] = sample(logits[one], params[one], uniforms[one])
+            return token_ids, found
 
 
 def greatest(numbers: npt.NDArray[np.float32]) -> tuple[list[int], list[float]]:
@@ -36,8 +85,8 @@ def greatest(numbers: npt.NDArray[np.float32]) -> tuple[list[int], list[float]]:
 
 def sample(
     logits: Tensor,
-    params: Sequence[SamplingParams],
-    uniforms: Sequence[float],
+    params: Sequences[SamplingParams],
+    uniforms: Sequences[float],
     numbers: npt.NDArray[np.float32] | None = None,
 ) -> tuple[list[int], list[float]]:
     """One token id per row of fp32 ``logits[rows, vocab_size]``, and that token's logit.
@@ -63,7 +112,7 @@ def sample(
 
 
 def _metadata(
-    params: Sequence[SamplingParams], uniforms: Sequence[float], rows: Sequence[int]
+    params: Sequences[SamplingParams], uniforms: Sequences[float], rows: Sequences[int]
 ) -> SamplingMetadata:
     of_rows = [params[row] for row in rows]
     return SamplingMetadata(

@@ -68,7 +68,7 @@ def test_an_error_with_one_sequence_ends_its_request_alone(llm, monkeypatch, pla
             lambda params, uniforms, rows: BAD_TOP_K in {params[row].top_k for row in rows},
         )
     elif place == "adjust":
-        fails_for(monkeypatch, llm_engine, "adjust", lambda logits, one, rules: one.params.top_k == BAD_TOP_K)
+        fails_for(monkeypatch, sampler, "adjust", lambda logits, one, rules: one.params.top_k == BAD_TOP_K)
     else:
         fails_for(monkeypatch, Sequence, place, lambda one, *_: one.params.top_k == BAD_TOP_K)
     bad, *good = outputs(llm, {"top_k": BAD_TOP_K, "logit_bias": {3: 1.0}, "n": 3, "seed": 5}, *GOOD)

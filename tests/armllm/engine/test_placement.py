@@ -11,8 +11,7 @@ import torch
 
 from armisa import host
 from armllm import LLM, SamplingParams
-from armllm.api import llm_engine
-from armllm.engine import placement
+from armllm.engine import placement, sampler
 from armllm.engine.placement import LARGE, decide, divide, place, torch_threads, unconfine
 from armllm.errors import RequestError
 
@@ -333,7 +332,7 @@ def test_a_step_wakes_no_thread_of_torch_beside_the_kernels_own(monkeypatch, mak
     model = llm.llm_engine.runner.model
     monkeypatch.setattr(model.layers[0], "mlp", watched("layer", model.layers[0].mlp))
     monkeypatch.setattr(model, "lm_head", watched("head", model.lm_head))
-    monkeypatch.setattr(llm_engine, "sample", watched("sample", llm_engine.sample))
+    monkeypatch.setattr(sampler, "sample", watched("sample", sampler.sample))
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
