@@ -35,7 +35,7 @@ SUSPICIOUS = re.compile(
 )
 # Training, bookkeeping, choice of kernels; max_window_layers means nothing without a window.
 HARMLESS = re.compile(
-    r"dropout|pdrop|implementation|flash|_bias$|output_|aux_loss|^max_window_layers$|^_name_or_path$"
+    r"dropout|pdrop|implementation|flash|memory_efficient|_bias$|output_|aux_loss|^max_window_layers$|^_name_or_path$"
 )
 
 
@@ -151,10 +151,10 @@ class ConfigReader:
             raise self.error(f"{name} must be an object, not {values!r}")
         return ConfigReader(values, self.path, f"{self.prefix}{name}.")
 
-    def without(self, name: str) -> ConfigReader:
-        """The same without a key, which the caller has read."""
+    def changed(self, **values: Any) -> ConfigReader:
+        """The same with other values for keys that the caller has read."""
         found = copy.copy(self)  # what is asked there is asked here
-        found.values = {key: value for key, value in self.values.items() if key != name}
+        found.values = self.values | values
         return found
 
     def has(self, name: str) -> bool:

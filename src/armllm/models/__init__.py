@@ -140,8 +140,13 @@ EMBEDDERS = {
 }
 # that see tokens behind each one, and so generate no text, whatever config.json calls them
 BOTH_WAYS = {f"{name.removesuffix('Model').removesuffix('Text')}ForCausalLM": name for name in EMBEDDERS}
+# decoders' layers whose tokens always see both ways
+EURO_BERT = {
+    "EuroBertForMaskedLM": Family("embedders", ""),
+    "EuroBertModel": Family("embedders", "eurobert"),
+}
 BGE_M3 = {"BgeM3EmbeddingModel": Family("bert", "")}  # which calls itself XLMRobertaModel
-ARCHITECTURES = FAMILIES | ENCODERS | CLASSIFIERS | EMBEDDERS | BGE_M3
+ARCHITECTURES = FAMILIES | ENCODERS | CLASSIFIERS | EMBEDDERS | EURO_BERT | BGE_M3
 OLDER_NAMES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}  # which checkpoints bear, and transformers no more
 
 
@@ -274,7 +279,8 @@ def model_class(reader: ConfigReader) -> type[Model]:
         raise reader.error("neither architectures nor model_type is given")
     if named is not None and (not isinstance(named, list) or not named):
         raise reader.error(f"architectures must be a list of names, not {named!r}")
-    by_type = {family.model_type: architecture for architecture, family in (FAMILIES | ENCODERS).items()}
+    typed = FAMILIES | ENCODERS | EURO_BERT
+    by_type = {family.model_type: architecture for architecture, family in typed.items()}
     architecture = named[0] if named else by_type.get(str(model_type), model_type)
     if isinstance(architecture, str):
         architecture = OLDER_NAMES.get(architecture, architecture)

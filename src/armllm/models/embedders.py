@@ -26,7 +26,7 @@ class Embedder(LlamaForCausalLM):
     @classmethod
     def read_config(cls, reader: ConfigReader) -> Any:
         """The decoder's config.json, whatever it says of a head. Each token may see those after it."""
-        config = super().read_config(reader.without("is_causal"))
+        config = super().read_config(reader.changed(is_causal=None))
         if not reader.boolean("is_causal", default=True):
             further = tuple(None if window is None else window + 1 for window in config.windows)
             config = dataclasses.replace(config, is_encoder=True, windows=further)
@@ -53,6 +53,24 @@ class LlamaModel(Embedder):
     """Llama."""
 
 
+class EuroBertModel(Embedder):
+    """EuroBERT (Boizard et al. 2025): Llama whose tokens all see both ways."""
+
+    @classmethod
+    def read_config(cls, reader: ConfigReader) -> Any:
+        """EuroBERT's config.json."""
+        reader.only("is_causal", False)
+        positions = reader.integer("max_position_embeddings", 8192)
+        eps = reader.number("rms_norm_eps", 1e-5)
+        return super().read_config(
+            reader.changed(is_causal=False, max_position_embeddings=positions, rms_norm_eps=eps)
+        )
+
+
+class EuroBertForMaskedLM(EuroBertModel):
+    """The same as it was trained; the head is not loaded."""
+
+
 class MistralModel(Embedder, MistralForCausalLM):
     """Mistral."""
 
@@ -76,7 +94,7 @@ class Gemma3TextModel(Embedder, Gemma3ForCausalLM):
     def read_config(cls, reader: ConfigReader) -> Any:
         """Where each token sees those after it, a window has one half before the token and one behind it."""
         both_ways = reader.boolean("use_bidirectional_attention", default=False)
-        config = super().read_config(reader.without("use_bidirectional_attention"))
+        config = super().read_config(reader.changed(use_bidirectional_attention=None))
         if not both_ways:
             return config
         halves = tuple(None if window is None else window // 2 + 1 for window in config.windows)

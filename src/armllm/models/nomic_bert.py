@@ -170,11 +170,13 @@ class NomicBertModel(RotaryEncoder):
     @classmethod
     def _read_first_form(cls, reader: ConfigReader) -> RotaryEncoderConfig:
         """GPT-2's names. The authors' code goes beyond the length of training, by other frequencies."""
+        for name in ("num_experts", "moe_every_n_layers"):  # of Nomic Embed v2
+            reader.only(name, 0)
         for name in ("prenorm", "use_rms_norm", "parallel_block", "causal", "rotary_emb_interleaved"):
             reader.only(name, False, None)
         for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "scale_attn_by_inverse_layer_idx"):
             reader.only(name, False)
-        for name in ("rotary_scaling_factor", "rotary_emb_scale_base", "moe_every_n_layers"):
+        for name in ("rotary_scaling_factor", "rotary_emb_scale_base"):
             reader.only(name, None, 0)
         reader.only("rotary_emb_fraction", 1.0)
         reader.only("activation_function", "swiglu")

@@ -53,7 +53,7 @@ def test_scores_are_those_of_transformers(tmp_path, architecture, num_labels):
 
 def bare_decoder(folder, architecture, seed, **options):
     """A decoder without a head, as transformers saves it."""
-    stem = architecture.removesuffix("Model").removesuffix("Text")
+    stem = architecture.removesuffix("Model").removesuffix("Text").replace("EuroBert", "Llama")
     config = random_config(f"{stem}ForCausalLM", seed) | {"pad_token_id": 0} | options
     settings = transformers.AutoConfig.for_model(**config)
     torch.manual_seed(seed)
@@ -87,15 +87,35 @@ def test_decoders_without_a_head_make_embeddings_only(tmp_path, architecture):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("architecture", EMBEDDERS)
+@pytest.mark.parametrize("architecture", [*EMBEDDERS, "EuroBertModel"])
 def test_decoders_may_see_both_ways(tmp_path, architecture, seed):
     """EmbeddingGemma and GTE-Qwen2. Catches a half window, and keys taken from a cache that is not there."""
-    gemma3 = {"use_bidirectional_attention": True}
-    options = gemma3 if architecture == "Gemma3TextModel" else {"is_causal": False}
+    special = {
+        "Gemma3TextModel": {"use_bidirectional_attention": True},
+        "EuroBertModel": {"model_type": "eurobert"},
+    }
+    options = special.get(architecture, {"is_causal": False})
     model = bare_decoder(tmp_path, architecture, seed, attn_implementation="eager", **options)
     llm = LLM(tmp_path, dtype="float32", skip_tokenizer_init=True)
     for prompt in random_prompts((1, 12, 37), 3) * 3:  # the second and third time is recorded
         check_states(llm, model, [prompt], lambda states: states.mean(0))
+
+
+def test_eurobert_is_taken_as_it_is_published(tmp_path):
+    """With its head, which is not loaded, and the defaults of its class."""
+    config = random_config("LlamaForCausalLM", 4) | {"model_type": "eurobert", "pad_token_id": 0}
+    config["tie_word_embeddings"] = False
+    del config["rms_norm_eps"]
+    settings = transformers.AutoConfig.for_model(**config)
+    model = transformers.EuroBertForMaskedLM(settings).eval()
+    randomize(model, "eurobert")
+    model.save_pretrained(tmp_path)
+    config["architectures"] = ["EuroBertForMaskedLM"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    llm = LLM(tmp_path, dtype="float32", skip_tokenizer_init=True)
+    check_states(llm, model.model, random_prompts((1, 12), 3), lambda states: states.mean(0))
+    with pytest.raises(CheckpointError, match="is_causal True is not supported, only False"):
+        LLM(tmp_path, hf_overrides={"is_causal": True})
 
 
 RERANKER = {

@@ -186,8 +186,8 @@ NEW = {
     "position_embedding_type": "rope",
     "layer_norm_type": "layer_norm",
     "logn_attention_scale": False,
-    "unpad_inputs": False,
-    "use_memory_efficient_attention": False,
+    "unpad_inputs": True,
+    "use_memory_efficient_attention": True,
 }
 
 
@@ -241,6 +241,11 @@ def test_the_first_form_of_gte_s_configuration_means_the_same(tmp_path, architec
     ("architecture", "values", "message"),
     [
         ("NomicBertModel", NOMIC | {"n_embd": 48, "moe_every_n_layers": 2}, "moe_every_n_layers 2 is not"),
+        (
+            "NomicBertModel",
+            NOMIC | {"n_embd": 48, "num_experts": 8, "qkv_proj_bias": True},
+            "num_experts 8 is not supported",
+        ),
         ("NomicBertModel", NOMIC | {"n_embd": 48, "qkv_proj_bias": True}, "qkv_proj_bias True is not"),
         ("NomicBertModel", {"rope_parameters": DYNAMIC}, "'dynamic' is not supported"),
         (
