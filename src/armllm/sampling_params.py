@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 GREEDY_TEMPERATURE = 1e-5
 # Beyond these, logits in fp32 would overflow; a distribution is flat, or one-hot, long before.
 MOST, LEAST = 1e6, 1e-6
-SEEDS = 1 << 127  # on both sides of 0; Python refuses to write integers of thousands of digits
+SEEDS = 1 << 63  # on both sides of 0, as for vLLM's server
 
 
 class RequestOutputKind(enum.Enum):
@@ -226,7 +226,7 @@ class SamplingParams:
         _check_number("repetition_penalty", self.repetition_penalty, low=LEAST, high=MOST)
         check_integer("min_tokens", self.min_tokens, low=0)
         if self.seed is not None:
-            check_integer("seed", self.seed, low=-SEEDS, high=SEEDS)
+            check_integer("seed", self.seed, low=-SEEDS, high=SEEDS - 1)
         for name, value, low in (
             ("max_tokens", self.max_tokens, 1),
             ("logprobs", self.logprobs, -1),

@@ -100,7 +100,8 @@ HELLO = [{"role": "user", "content": "Hello"}]
             "self",
         ),
         ("/v1/completions", {"prompt": "x", "temperature": 1e39}, 400, "temperature", "at most"),
-        ("/v1/completions", {"prompt": "x", "seed": 10**60}, 400, "seed", "at most"),
+        ("/v1/completions", {"prompt": "x", "seed": 2**63}, 400, "seed", "at most"),
+        ("/v1/completions", {"prompt": "x", "seed": -(2**63) - 1}, 400, "seed", "at least"),
         (
             "/v1/chat/completions",
             {

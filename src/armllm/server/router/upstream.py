@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import dataclasses
 import errno
 import ssl
@@ -164,7 +163,7 @@ class Answer:
         self._connection = connection
         self._no_body = method == "HEAD"
         self._parser = httptools.HttpResponseParser(self)
-        self._pieces: collections.deque[bytes] = collections.deque()
+        self._pieces: list[bytes] = []
         self._awaited_since: float | None = None  # while a piece is
         self._first_heard_at = 0.0
         self._head_bytes = 0  # since the last piece of the body
@@ -177,10 +176,11 @@ class Answer:
         self.begun = True
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The bytes of the body; UpstreamError if the replica breaks off."""
+        """The bytes of the body as they come; UpstreamError if the replica breaks off."""
         while True:
-            while self._pieces:
-                yield self._pieces.popleft()
+            if self._pieces:  # chunks that came together go on together: each step costs more than its bytes
+                pieces, self._pieces = self._pieces, []
+                yield b"".join(pieces)
             if self._complete:
                 return
             await self._read()

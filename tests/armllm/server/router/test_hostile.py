@@ -95,6 +95,23 @@ async def test_a_status_that_nobody_knows(cluster, status):
         assert answered.status_code in (status, 502), answered.text
 
 
+@in_loop
+async def test_chunks_that_come_together_go_on_together(cluster):
+    """Each was an event of two bytes to send: 200,000 of them took seconds."""
+
+    async def answer(_request, writer):
+        begin_events(writer)
+        writer.write(b"1\r\n\n\r\n" * 50_000 + b"0\r\n\r\n")
+
+    async with cluster(Replica(answer)) as one:
+        replica = one.replicas.all[0]
+        answered = await replica.pool.ask("GET", replica.head("GET", b"/", [], 0), b"")
+        pieces = [piece async for piece in answered.pieces()]
+        answered.close()
+    assert b"".join(pieces) == b"\n" * 50_000
+    assert len(pieces) < 1000
+
+
 METRICS = [
     b"\xff\xfe",
     b"{",
