@@ -44,7 +44,7 @@ def control(package: Path) -> dict[str, str]:
     if text is None:
         raise BuildError(f"{package.name} is damaged: it has no control file")
     try:
-        return dict(Deb822(text))
+        return dict(Deb822([line.decode() for line in text.splitlines()]))
     except ValueError as error:
         raise BuildError(f"{package.name} is damaged: {error}") from error
 

@@ -144,6 +144,13 @@ def test_one_control_file_of_a_usual_size_is_read(tmp_path):
         deb_files.control(package(tmp_path, [], [FIELDS] * 1001))
 
 
+def test_control_fields_in_another_encoding_are_named(tmp_path, capfd):
+    """Their reader would guess, and warn on stderr."""
+    with pytest.raises(BuildError, match=r"x_1_arm64\.deb is damaged: 'utf-8' codec"):
+        deb_files.control(package(tmp_path, [], [FIELDS + b"Origin: \xff\n"]))
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("content", [b"not a package", b"!<arch>\n", b"!<arch>\n" + b"x" * 60])
 def test_a_package_without_control_fields_is_named(tmp_path, content):
     path = tmp_path / "x_1_arm64.deb"
