@@ -38,26 +38,27 @@ ATTRIBUTES = {
     CPUUnquantizedExperts: ("w1_bias", "w2_bias"),
     UnquantizedFusedMoEMethod: ("experts_cls",),
 }
-# The experts of each layer, by the number that the operator takes: torch's compiler sees tensors and numbers.
+# The experts of each layer, by the number that the operator takes. It is a tensor: what is none stays in a
+# compiled graph, which vLLM stores, and keeps when it loads other weights.
 LAYERS: weakref.WeakValueDictionary[int, kernels.Experts] = weakref.WeakValueDictionary()
 NUMBERS = itertools.count()
 _LIBRARY: Any = torch.library.Library("armllm_vllm", "DEF")  # type: ignore[no-untyped-call]
 
 
-def _compute(x: Tensor, expert_ids: Tensor, expert_weights: Tensor, layer: int, activation: str) -> Tensor:
+def _compute(x: Tensor, expert_ids: Tensor, expert_weights: Tensor, layer: Tensor, activation: str) -> Tensor:
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     OPS[x.dtype](
         out,
         x,
         expert_ids.long(),
         expert_weights.float(),
-        LAYERS[layer],
+        LAYERS[int(layer)],
         activation=cast("GatedActivation", activation),
     )
     return out
 
 
-_LIBRARY.define("experts(Tensor x, Tensor ids, Tensor weights, int layer, str activation) -> Tensor")
+_LIBRARY.define("experts(Tensor x, Tensor ids, Tensor weights, Tensor layer, str activation) -> Tensor")
 _LIBRARY.impl("experts", _compute, "CPU")
 torch.library.register_fake(
     "armllm_vllm::experts",
@@ -86,8 +87,9 @@ class ArmllmExperts(CPUUnquantizedExperts):  # type: ignore[misc]
         gate_up = _ordered(layer.w13_weight.data)
         down = _ordered(layer.w2_weight.data)
         biases = [None if one is None else one.float().contiguous() for one in (self.w1_bias, self.w2_bias)]
-        self.number = next(NUMBERS)
-        self.experts = LAYERS[self.number] = kernels.join_experts(gate_up, down, *biases)
+        number = next(NUMBERS)
+        self.number = torch.tensor(number)
+        self.experts = LAYERS[number] = kernels.join_experts(gate_up, down, *biases)
         if isinstance(gate_up[0], kernels.PanelWeight):
             # vLLM reads the shapes of the parameters, but not what is in them
             for name in ("w13_weight", "w2_weight"):

@@ -39,6 +39,11 @@ class Triton:
     """What vLLM chooses for adapters."""
 
 
+def no_guards(entries):
+    """What vLLM lets torch's compiler check before it takes a compiled graph: nothing."""
+    return [False] * len(entries)
+
+
 def layer(**change):
     values = {
         "is_act_and_mul": True,
@@ -74,3 +79,25 @@ def test_other_experts_stay_with_vllm(experts, change):
 def test_experts_that_are_not_for_cpus_stay_with_vllm(experts):
     """It would catch adapters that are given to experts without them."""
     assert experts.ArmllmMoEMethod(layer(chosen=Triton)).experts_cls is Triton
+
+
+def test_a_compiled_step_asks_for_the_experts_that_its_layer_has_now(experts):
+    """It would catch a number in a compiled graph: vLLM loads other weights, and graphs that it stored."""
+    method = experts.ArmllmExperts()
+    method.w1_bias = method.w2_bias = None
+    x, ids, shares = torch.randn(3, 64), torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
+    options = {"guard_filter_fn": no_guards}
+    step = torch.compile(method.apply, backend="eager", fullgraph=True, options=options)
+
+    def check():
+        weights = types.SimpleNamespace(w13_weight=torch.nn.Parameter(torch.randn(2, 128, 64)))
+        weights.w2_weight = torch.nn.Parameter(torch.randn(2, 64, 64))
+        gate, up = weights.w13_weight[0].chunk(2)
+        wanted = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ weights.w2_weight[0].T
+        method.process_weights_after_loading(weights)
+        out = torch.empty_like(x)
+        step(out, x, weights.w13_weight, weights.w2_weight, shares, ids, MoEActivation.SILU)
+        torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-3)
+
+    check()
+    check()
