@@ -72,6 +72,7 @@ FAMILIES = {
     "GraniteMoeForCausalLM": Family("granite_moe", "granitemoe"),
     "GraniteMoeHybridForCausalLM": Family("granite_hybrid", "granitemoehybrid"),
     "GraniteMoeSharedForCausalLM": Family("granite_moe", "granitemoeshared"),
+    "GraniteSWAForCausalLM": Family("granite_swa", "granite_swa"),
     "HeliumForCausalLM": Family("helium", "helium"),
     "HunYuanDenseV1ForCausalLM": Family("hunyuan", "hunyuan_v1_dense"),
     "HunYuanMoEV1ForCausalLM": Family("hunyuan", "hunyuan_v1_moe"),

@@ -49,7 +49,7 @@ class GraniteAttention(LlamaAttention):
 class GraniteDecoderLayer(LlamaDecoderLayer):
     """x + r * attention(norm(x)), then x + r * mlp(norm(x))."""
 
-    attention_class = GraniteAttention
+    attention_class: type[LlamaAttention] = GraniteAttention
 
     def __init__(
         self, config: GraniteConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
@@ -97,12 +97,23 @@ class GraniteForCausalLM(LlamaForCausalLM):
         )
 
 
-def granite_fields(reader: ConfigReader, architecture: str, *, kinds_known: bool = False) -> dict[str, Any]:
-    """What the dense and the sparse models share; ``kinds_known``: layer_types were read already."""
+def granite_fields(
+    reader: ConfigReader,
+    architecture: str | dict[str, Any],
+    *,
+    default_eps: float = 1e-6,
+    kinds_known: bool = False,
+) -> dict[str, Any]:
+    """What all models share; ``architecture``: or what `ConfigReader.common` has found by other defaults.
+
+    ``kinds_known``: the caller reads layer_types.
+    """
     bias = reader.boolean("attention_bias", default=False)
-    common = reader.common(architecture, default_eos=2, default_positions=2048)
+    common = architecture
+    if isinstance(common, str):
+        common = reader.common(common, default_eos=2, default_positions=2048)
     return {
-        **llama_fields(reader, common),
+        **llama_fields(reader, common, default_eps=default_eps),
         **{name: _factor(reader, name) for name in FACTORS},
         "windows": (None,) * common["num_layers"]
         if kinds_known

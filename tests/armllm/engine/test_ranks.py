@@ -260,7 +260,7 @@ def short_answers(folder, size, by="tensor", **options):
         ("Olmo2ForCausalLM", 1), ("CohereForCausalLM", 2), ("FalconForCausalLM", 1),
         ("StableLmForCausalLM", 1), ("Qwen3_5ForCausalLM", 1), ("Qwen3NextForCausalLM", 1),
         ("GraniteMoeHybridForCausalLM", 1), ("ApertusForCausalLM", 1), ("NemotronForCausalLM", 1),
-        ("HunYuanDenseV1ForCausalLM", 1),
+        ("HunYuanDenseV1ForCausalLM", 1), ("GraniteSWAForCausalLM", 1),
     ],
 )  # fmt: skip
 def test_families_know_nothing_of_ranks(in_threads, tmp_path, architecture, seed):

@@ -205,6 +205,18 @@ def granite(rng: random.Random) -> Config:
     return with_rope(rng, config) | extra
 
 
+def granite_swa(rng: random.Random) -> Config:
+    config = granite(rng) | {"model_type": "granite_swa", "sliding_window": rng.choice([5, 16, 1000])}
+    layers = config["num_hidden_layers"]
+    config.pop("rope_parameters", None)
+    config.pop("rope_scaling", None)
+    if rng.random() < 0.7:
+        config["layer_rope_theta"] = [rng.choice([0, 100.0, 10000.0]) for _ in range(layers)]
+    if rng.random() < 0.5:
+        config["layer_types"] = [rng.choice([FULL, SLIDING]) for _ in range(layers)]
+    return config | rng.choice([{}, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}])
+
+
 def seed_oss(rng: random.Random) -> Config:
     biases = {name: rng.random() < 0.5 for name in ("attention_bias", "attention_out_bias", "mlp_bias")}
     config = decoder(rng)

@@ -75,6 +75,7 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "CwmForCausalLM": decoder_configs.cwm,
     "Dots1ForCausalLM": expert_configs.dots1,
     "FlexOlmoForCausalLM": expert_configs.flex_olmo,
+    "GraniteSWAForCausalLM": decoder_configs.granite_swa,
     "HeliumForCausalLM": decoder_configs.helium,
     "HunYuanDenseV1ForCausalLM": decoder_configs.hunyuan,
     "HunYuanMoEV1ForCausalLM": expert_configs.hunyuan_moe,
