@@ -294,8 +294,7 @@ class LLMEngine(WithReasons):
 
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> None:
         """Choose and append a token per row."""
-        choices = self.sampler.choose(logits, sequences)
-        for sequence, choice in zip(sequences, choices, strict=True):
+        for sequence, choice in zip(sequences, self.sampler.choose(logits, sequences), strict=True):
             if not sequence.finished:  # it, or another one of its request, may have failed
                 with self._alone(sequence):
                     self._take(sequence, choice)

@@ -138,8 +138,8 @@ class _Layer:
         """Query, key and value, beside them gate and up where the branches are parallel, and the output."""
         queries = self.there("self_attn", ("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
         beside = self.gates_and_ups("mlp") if self.parallel else []
-        others = ("self_attn_layer_norm", "attention_layernorm")  # OPT's and Apertus'
-        norm = next((name for name in others if self.has(name)), "input_layernorm")
+        norm = "attention_layernorm" if self.has("attention_layernorm") else "input_layernorm"  # Apertus'
+        norm = "self_attn_layer_norm" if self.has("fc1") else norm  # OPT's
         self.from_norm(norm, queries + beside, [])
         self.attention_output(queries)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -288,9 +289,11 @@ def model_class(reader: ConfigReader) -> type[Model]:
     if reader.values.get("is_causal") is False or reader.values.get("use_bidirectional_attention") is True:
         architecture = BOTH_WAYS.get(str(architecture), architecture)
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        raise reader.error(
-            f"architecture {architecture!r} is not supported, only {', '.join(sorted(ARCHITECTURES))}"
+        similar = difflib.get_close_matches(str(architecture)[:100], ARCHITECTURES, 3)
+        hint = (
+            f"similar names are {', '.join(similar)}" if similar else "docs/reference/families.md lists all"
         )
+        raise reader.error(f"architecture {architecture!r:.100} is not supported; {hint}")
     module = importlib.import_module(f"armllm.models.{ARCHITECTURES[architecture].module}")
     found: type[Model] = getattr(module, architecture)
     return found
