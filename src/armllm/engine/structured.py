@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SOURCE_BYTES = 256 << 10  # of one schema, regex, list of choices or grammar
 CACHED_BYTES = 256 << 20  # of compiled grammars
-LEAST_BYTES = 64 << 10  # what a small one takes, about
+LEAST_BYTES = 128 << 10  # what a small one takes, about
 REFUSED_SECONDS = 60.0  # in which a refused one is not tried again
 MOST_REFUSED = 256
 SECONDS_AT_ONCE = 1.0  # of the engine's thread

@@ -116,6 +116,16 @@ def test_a_grammar_is_compiled_once_and_what_is_kept_has_a_limit_in_bytes(gramma
     assert compiled[-1] == "x0"
 
 
+def test_a_grammar_takes_as_much_behind_many_others(grammars):
+    """Catches a measure of memory in use: it says nothing of a grammar that fits where another one was."""
+    schemas = [
+        json.dumps({"type": "object", "properties": {f"p{n}": {"type": "integer"}}}) for n in range(60)
+    ]
+    found = sorted(grammars._check.check("json", schema) for schema in schemas)
+    assert found[10] > 100_000, "a few may take the place of what was freed meanwhile"
+    assert found[-10] < 200_000
+
+
 def test_a_grammar_that_was_refused_is_not_tried_again_at_once(grammars, monkeypatch):
     """It would catch a client that repeats a costly grammar, each time for seconds of CPU time."""
     tried = []
