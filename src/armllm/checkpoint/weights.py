@@ -11,7 +11,6 @@ import copy
 import dataclasses
 import fnmatch
 import math
-import weakref
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -46,9 +45,6 @@ MOST_PROBLEMS = 1000  # a model that has nothing to do with the files is not bui
 LARGEST_TENSOR = 1 << 60  # elements
 CACHE_SCALES = ("*.[kqv]_scale", "*.kv_scale", "*.[kqv]_zero_point", "*.[kv]_proj.output_scale")
 """Tensors for a KV cache in FP8, as compressed-tensors, ModelOpt and AutoFP8 call them: ours needs none."""
-
-# what the check has read, for the loading; by checkpoint, then by the names of two tensors
-_repeats: weakref.WeakKeyDictionary[Tensors, dict[tuple[str, str], bool]] = weakref.WeakKeyDictionary()
 
 
 class WeightFormat(Protocol):
@@ -102,7 +98,8 @@ class Inventory:
     """What a model takes of a checkpoint. Tensors and matrices by their full names.
 
     num_bytes: what all of it takes in memory. schemes: of the quantized matrices. dense: tensors that are
-    used as they are. products: of quantized matrices, in order. problems: what is missing or wrong.
+    used as they are. products: of quantized matrices, in order. repeats: what `Weights.repeats` found.
+    problems: what is missing or wrong.
     """
 
     taken: set[str] = dataclasses.field(default_factory=set)
@@ -111,6 +108,7 @@ class Inventory:
     schemes: dict[str, Scheme] = dataclasses.field(default_factory=dict)
     dense: set[str] = dataclasses.field(default_factory=set)
     products: list[Product] = dataclasses.field(default_factory=list)
+    repeats: dict[tuple[str, str], bool] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -119,18 +117,24 @@ class Weights(abc.ABC):
 
     quantization: how matrices of linear layers are stored, or are to be; None: in floating point. watch:
     called with the full name of each part of a product and its inputs, whenever the model computes it. own:
-    matrices come with these rows only; None: with all.
+    matrices come with these rows only; None: with all. inventory: what the check found, or is to find.
     """
 
     watch: Callable[[str, Tensor], None] | None = None
     own: OwnRows | None = None
 
     def __init__(
-        self, checkpoint: Tensors, dtype: torch.dtype, quantization: WeightFormat | None = None
+        self,
+        checkpoint: Tensors,
+        dtype: torch.dtype,
+        quantization: WeightFormat | None = None,
+        *,
+        inventory: Inventory | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
         self.quantization = quantization
+        self.inventory = inventory or Inventory()
         self.prefix = ""
 
     def scope(self, name: str, *, optional: bool = False) -> Weights:
@@ -166,10 +170,7 @@ class Weights(abc.ABC):
         """Whether a tensor, if it is stored, has the values of another one; the first to ask reads both."""
         if not self.has(name) or not other.has(other_name):
             return True
-        found, names = (
-            _repeats.setdefault(self.checkpoint, {}),
-            (self.prefix + name, other.prefix + other_name),
-        )
+        found, names = self.inventory.repeats, (self.prefix + name, other.prefix + other_name)
         if names not in found:
             one, two = map(self.checkpoint.read, names)
             found[names] = one.shape == two.shape and torch.equal(one, two.to(one.dtype))
@@ -243,12 +244,6 @@ class CheckingWeights(Weights):
 
     ``inventory`` holds what the model has requested, and ``finish`` says whether it was all there.
     """
-
-    def __init__(
-        self, checkpoint: Tensors, dtype: torch.dtype, quantization: WeightFormat | None = None
-    ) -> None:
-        super().__init__(checkpoint, dtype, quantization)
-        self.inventory = Inventory()
 
     def take(self, name: str, *shape: int) -> Tensor:
         self.claim(name, shape)
@@ -392,9 +387,10 @@ class LoadingWeights(Weights):
         dtype: torch.dtype,
         quantization: WeightFormat | None = None,
         *,
+        inventory: Inventory | None = None,
         watch: Callable[[str, Tensor], None] | None = None,
     ) -> None:
-        super().__init__(checkpoint, dtype, quantization)
+        super().__init__(checkpoint, dtype, quantization, inventory=inventory)
         self.watch = watch
         self.rounding_errors: list[float] = []
 

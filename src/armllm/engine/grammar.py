@@ -144,16 +144,23 @@ class _Malloc(ctypes.Structure):
     _fields_ = [("counts", ctypes.c_size_t * 10)]
 
 
+@functools.cache
+def _mallinfo() -> Callable[[], _Malloc] | None:
+    """mallinfo2(3); None where libc is older than glibc 2.33, or is none."""
+    count: Callable[[], _Malloc] | None = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if count is not None:
+        count.restype = _Malloc  # type: ignore[attr-defined]
+    return count
+
+
 def _allocated() -> int:
-    """Bytes that malloc has given out, or the memory in use where libc is older than glibc 2.33, or is none.
+    """Bytes that malloc has given out, or the memory in use where it does not say.
 
     Memory in use says little of a grammar that fits where others were.
     """
-    try:
-        count = ctypes.CDLL(None).mallinfo2
-    except AttributeError:
+    count = _mallinfo()
+    if count is None:
         return memory()[1]
-    count.restype = _Malloc
     found = count().counts
     return int(found[4] + found[7])
 

@@ -76,7 +76,7 @@ def load_model(
     tensors = source.tensors()
     started = time.perf_counter()
     with torch.inference_mode(), progress.step(f"loading weights of {config.num_layers} layers"):
-        weights = LoadingWeights(tensors, dtype, source.quantization)
+        weights = LoadingWeights(tensors, dtype, source.quantization, inventory=inventory)
         model = architecture(config, weights, max_positions=max_positions)
     forget_gguf()
     if source.config.load_format == "dummy":

@@ -13,6 +13,7 @@ from armllm.server.conversation import Conversation, prepare
 from armllm.server.errors import ApiError
 from armllm.server.events import CallStart, Event, Parser, Reasoning, Text
 from armllm.server.http import DONE, data, event_stream, long_json_response, read_body, unless_disconnected
+from armllm.server.limits import away_if
 from armllm.server.protocol.chat import (
     AssistantMessage,
     ChatChoice,
@@ -23,7 +24,7 @@ from armllm.server.protocol.chat import (
     ChatRequest,
     ToolCall,
 )
-from armllm.server.service import Service, away_if, new_id
+from armllm.server.service import Service, new_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -10,8 +10,9 @@ from armllm.server import logprobs
 from armllm.server.errors import ApiError
 from armllm.server.generation import generate
 from armllm.server.http import DONE, data, event_stream, long_json_response, read_body, unless_disconnected
+from armllm.server.limits import away_if
 from armllm.server.protocol.completions import Completion, CompletionChoice, CompletionRequest, Usage
-from armllm.server.service import Prompt, Service, away_if, new_id
+from armllm.server.service import Service, new_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from armllm.outputs import CompletionOutput, Logprob, RequestOutput
     from armllm.sampling_params import SamplingParams
+    from armllm.server.prompts import Prompt
 
 
 async def create_completion(request: Request) -> Response:
@@ -60,14 +62,14 @@ class Run:
             raise ApiError("max_tokens 0 needs echo: there would be no answer", param="max_tokens")
         if body.stream_options is not None and not body.stream:
             raise ApiError("stream_options needs stream", param="stream_options")
-        prompts = await service.prompts(
+        prompts = await service.prompts.read(
             body.prompt,
             field="prompt",
             add_special_tokens=body.add_special_tokens is not False,
             truncate_to=body.truncate_prompt_tokens,
             copies=body.n or 1,
         )
-        lengths = {service.output_tokens(prompt, body.max_tokens) for prompt in prompts}
+        lengths = {service.prompts.output_tokens(prompt, body.max_tokens) for prompt in prompts}
         wanted: dict[str, Any] = {}
         if body.logprobs is not None:
             wanted["logprobs"] = body.logprobs

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
+from armllm.errors import RequestError
+from armllm.pictures import take_pictures
 from armllm.sampling_params import StructuredOutputsParams
 from armllm.server.errors import ApiError
 from armllm.server.events import Parser, PlainParser
@@ -23,7 +27,8 @@ if TYPE_CHECKING:
 
     from armllm.outputs import RequestOutput
     from armllm.sampling_params import SamplingParams
-    from armllm.server.service import Prompt, Service
+    from armllm.server.prompts import Prompt
+    from armllm.server.service import Service
 
 # A function that is given without parameters has none: so says OpenAI's reference.
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -72,7 +77,7 @@ async def prepare(service: Service, body: ChatRequest) -> Conversation:
     mode, forced = _tool_choice(service, body)
     tools = body.tools or []
     text, pictures = await render_prompt(service, body, body.messages, tools if mode != "none" else None)
-    prompt = await service.encode(
+    prompt = await service.prompts.encode(
         text, add_special_tokens=bool(body.add_special_tokens), truncate_to=body.truncate_prompt_tokens
     )
     if pictures:
@@ -101,7 +106,7 @@ async def prepare(service: Service, body: ChatRequest) -> Conversation:
         changes["structured_outputs"] = StructuredOutputsParams(json=schema)
     params = body.sampling_params(
         service.default_sampling,
-        max_tokens=service.output_tokens(prompt, asked),
+        max_tokens=service.prompts.output_tokens(prompt, asked),
         streamed=bool(body.stream),
         **changes,
     )
@@ -120,10 +125,10 @@ async def render_prompt(
         variables["reasoning_effort"] = options.reasoning_effort
     if options.documents is not None:
         variables["documents"] = options.documents
-    taken, pictures = await service.take_pictures(
-        [_message(message.model_dump(exclude_unset=True)) for message in messages]
+    taken, pictures = await _take_pictures(
+        service, [_message(message.model_dump(exclude_unset=True)) for message in messages]
     )
-    text = await service.render(
+    text = await service.templates.render(
         taken,
         tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
         add_generation_prompt=begins,
@@ -131,6 +136,31 @@ async def render_prompt(
         variables=variables,
     )
     return text, pictures
+
+
+async def _take_pictures(
+    service: Service, messages: list[dict[str, Any]]
+) -> tuple[list[Any], tuple[bytes, ...]]:
+    """A conversation whose pictures are only marked, and their files, fetched where that is allowed."""
+    parts = [part for one in messages if isinstance(one.get("content"), list) for part in one["content"]]
+    kinds = [part.get("type") for part in parts if isinstance(part, dict)]
+    if "image" in kinds:
+        raise ApiError(
+            "messages: content of type 'image' is not supported: send an image_url", param="messages"
+        )
+    count = kinds.count("image_url")
+    if not count:
+        return messages, ()
+    try:
+        service.facts.pictures.check(count)
+    except RequestError as error:
+        raise ApiError(f"messages: image_url: {error}", param="messages") from None
+    if "image_pil" in kinds:
+        raise ApiError("messages: image_pil is for Python: send an image_url", param="messages")
+    fetcher = service.fetcher
+    work = functools.partial(take_pictures, messages, fetcher.fetch if fetcher.hosts else None)
+    taken, pictures = await asyncio.get_running_loop().run_in_executor(fetcher.executor, work)
+    return taken, tuple(pictures)
 
 
 def _tool_choice(service: Service, body: ChatRequest) -> tuple[str, str | None]:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from armllm.server.service import Prompt, Service
+    from armllm.server.prompts import Prompt
+    from armllm.server.service import Service
 
 
 async def create_embeddings(request: Request) -> Response:
@@ -50,7 +51,7 @@ async def embed_input(
     service: Service, body: EmbeddingRequest, params: PoolingParams
 ) -> tuple[list[Any], EmbeddingUsage]:
     """The embeddings of a request's input and its tokens."""
-    prompts = await service.prompts(
+    prompts = await service.prompts.read(
         body.input,
         field="input",
         add_special_tokens=body.add_special_tokens is not False,

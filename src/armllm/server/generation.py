@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from armllm.outputs import RequestOutput
-    from armllm.server.service import Prompt, Service
+    from armllm.server.prompts import Prompt
+    from armllm.server.service import Service
 
 
 logger = logging.getLogger("armllm.server")

@@ -31,6 +31,8 @@ RESERVED_FILES = 128  # for everything that is not a connection
 # Smaller bodies and texts take less time than a step of a small model.
 HEAVY_BYTES = 64 << 10
 HEAVY_TEXT = 16 << 10  # characters to tokenize
+# Shorter texts are tokenized in less time than it takes to hand them to another thread.
+LONG_TEXT, MANY_TEXTS = 2000, 4  # characters
 # Each is an object here, and some 70 bytes of the answer's JSON: more would hold up the event loop.
 PROMPT_LOGPROBS = 1 << 16
 RESTS = 3  # as long as the work that they follow
@@ -144,6 +146,11 @@ class Offload:
         finally:
             ended = time.monotonic()
             self._rest_until = ended + RESTS * (ended - started)
+
+
+async def away_if(slow: bool, work: Callable[[], T]) -> T:
+    """The result of ``work``, done in another thread if it would hold up everybody else in this one."""
+    return await asyncio.to_thread(work) if slow else work()
 
 
 def num_values(document: bytes) -> int:

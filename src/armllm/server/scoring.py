@@ -9,6 +9,7 @@ from armllm.pooling_params import PoolingParams
 from armllm.server.embeddings import embed, embed_input, new_answer, usage
 from armllm.server.errors import ApiError
 from armllm.server.http import answer
+from armllm.server.limits import MANY_TEXTS, away_if
 from armllm.server.protocol.base import MAX_PROMPTS
 from armllm.server.protocol.scoring import (
     Classified,
@@ -19,7 +20,7 @@ from armllm.server.protocol.scoring import (
     ScoreRequest,
     Scores,
 )
-from armllm.server.service import MANY_TEXTS, away_if, new_id
+from armllm.server.service import new_id
 from armllm.server.vectors import as_json, as_response
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ async def create_classification(request: Request) -> Response:
 
 
 async def _classify(service: Service, body: ClassifyRequest) -> Classified:
-    prompts = await service.prompts(
+    prompts = await service.prompts.read(
         body.input,
         field="input",
         add_special_tokens=body.add_special_tokens is not False,
@@ -146,11 +147,11 @@ async def _scores(
         raise ApiError(f"the request has more than {MAX_PROMPTS} texts", param=names[1])
     times, cut = len(right) // len(left), body.truncate_prompt_tokens
     if service.facts.labels is not None:
-        pairs = await service.pairs(left * times, right, truncate_to=cut)
+        pairs = await service.prompts.pairs(left * times, right, truncate_to=cut)
         found = await embed(service, pairs, PoolingParams(task="score"), body.priority)
         return [score for (score,) in found], usage(pairs)
     groups = [
-        await service.prompts(texts, field=name, add_special_tokens=True, truncate_to=cut, room=0)
+        await service.prompts.read(texts, field=name, add_special_tokens=True, truncate_to=cut, room=0)
         for name, texts in zip(names, (left, right), strict=True)
     ]
     vectors = await embed(service, [*groups[0], *groups[1]], PoolingParams(), body.priority)

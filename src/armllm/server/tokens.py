@@ -8,6 +8,8 @@ import armllm
 from armllm.server.conversation import render_prompt
 from armllm.server.errors import ApiError
 from armllm.server.http import answer, json_response
+from armllm.server.limits import LONG_TEXT
+from armllm.server.prompts import check_vocabulary
 from armllm.server.protocol.tokens import (
     Detokenized,
     DetokenizeRequest,
@@ -17,7 +19,7 @@ from armllm.server.protocol.tokens import (
     TokenizeRequest,
     Version,
 )
-from armllm.server.service import LONG_TEXT, Service, check_vocabulary, token_text
+from armllm.server.service import Service, token_text
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -38,7 +40,7 @@ async def _tokenize(service: Service, body: TokenizeRequest) -> Tokenized:
         text, pictures = await render_prompt(service, body, body.messages or [], body.tools)
         if pictures:
             raise ApiError("pictures are only taken by /v1/chat/completions", param="messages")
-    ids = (await service.encode(text, add_special_tokens=special)).token_ids
+    ids = (await service.prompts.encode(text, add_special_tokens=special)).token_ids
 
     def spell() -> list[str]:
         return [token_text(service.tokenizer, one) for one in ids]

@@ -10,7 +10,7 @@ import numpy as np
 from starlette.responses import Response
 
 from armllm.server.errors import ApiError
-from armllm.server.service import MANY_TEXTS, away_if
+from armllm.server.limits import MANY_TEXTS, away_if
 
 if TYPE_CHECKING:
     import numpy.typing as npt

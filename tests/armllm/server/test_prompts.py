@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from armllm.server import service
+from armllm.server import prompts
 from armllm.server.limits import HEAVY_TEXT
 
 TEXTS = ["Hello", "a " * 30, "Bread needs flour", "x", "A wheel left the workshop", "y z"]
@@ -14,7 +14,7 @@ TEXTS = ["Hello", "a " * 30, "Bread needs flour", "x", "A wheel left the worksho
 @pytest.mark.parametrize("most", [HEAVY_TEXT, 20])
 def test_many_texts_have_the_ids_of_each(served, monkeypatch, cut, most):
     """In parts that are small or large; completions keep a prompt's end, and embeddings its beginning."""
-    monkeypatch.setattr(service, "HEAVY_TEXT", most)
+    monkeypatch.setattr(prompts, "HEAVY_TEXT", most)
     for path, field in (("/v1/embeddings", "input"), ("/v1/completions", "prompt")):
         form = {"truncate_prompt_tokens": cut, "max_tokens": 1, "temperature": 0}
         form = form if field == "prompt" else {"truncate_prompt_tokens": cut}
@@ -29,7 +29,7 @@ def test_many_texts_have_the_ids_of_each(served, monkeypatch, cut, most):
 
 def test_parts_are_not_heavy_and_leave_nothing_out():
     texts = ["a" * 10, "b" * (HEAVY_TEXT - 10), "c", "d" * (HEAVY_TEXT + 1), "e", "f"]
-    parts = list(service._parts(texts))
+    parts = list(prompts._parts(texts))
     assert [text for part in parts for text in part] == texts
     assert [len(part) for part in parts] == [2, 1, 1, 2]
 
