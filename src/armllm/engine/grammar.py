@@ -7,18 +7,17 @@ little time is safe to compile here.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import json
 import random
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from armllm.errors import BusyError, RequestError
 from armllm.helper_process import HelperProcess, answer_questions, memory
+from armllm.utils import malloc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,46 +137,27 @@ def _unusable(error: str) -> str:
     return first_line(error)
 
 
-class _Malloc(ctypes.Structure):
-    """What mallinfo2(3) returns; of its ten counts hblkhd is number 4, and uordblks number 7."""
-
-    _fields_ = [("counts", ctypes.c_size_t * 10)]
-
-
-@functools.cache
-def _mallinfo() -> Callable[[], _Malloc] | None:
-    """mallinfo2(3); None where libc is older than glibc 2.33, or is none."""
-    count: Callable[[], _Malloc] | None = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if count is not None:
-        count.restype = _Malloc  # type: ignore[attr-defined]
-    return count
-
-
-def _allocated() -> int:
+def _memory() -> int:
     """Bytes that malloc has given out, or the memory in use where it does not say.
 
     Memory in use says little of a grammar that fits where others were.
     """
-    count = _mallinfo()
-    if count is None:
-        return memory()[1]
-    found = count().counts
-    return int(found[4] + found[7])
+    found = malloc.allocated()
+    return memory()[1] if found is None else found
 
 
 def _measure(vocabulary: llguidance.LLTokenizer, question: dict[str, str]) -> dict[str, Any]:
     """What a grammar takes, or why it can't be compiled."""
-    before = _allocated()
+    before = _memory()
     answer: dict[str, Any] = {"error": None, "bytes": 0}
     try:
         matcher = compile_grammar(vocabulary, question["kind"], question["source"])
         _try(matcher.deep_copy(), question["kind"])
-        answer["bytes"] = max(0, _allocated() - before)
+        answer["bytes"] = max(0, _memory() - before)
         del matcher
     except RequestError as error:
         answer["error"] = str(error)
-    with suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # so that what the next one takes is seen
+    malloc.trim()  # so that what the next one takes is seen
     return answer
 
 

@@ -27,6 +27,7 @@ from armllm.layers.lora import AdapterSlots, building_with
 from armllm.layers.ranks import INTERRUPTED, building_for
 from armllm.layers.stages import Stage, building_stage
 from armllm.models import check_model
+from armllm.utils.malloc import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -136,6 +137,7 @@ class ModelRunner(Runner):
         if self.slots is not None and leads:
             self.slots.on_fill = lambda slot, adapter: self._tell({FILLS: slot} | as_message(adapter))
         release(source.checkpoint.spans())
+        keep_freed_memory()
 
     def _agree(self, end: StageEnd, layouts: list[KVCacheLayout]) -> None:
         """Have as many blocks and states as all stages can hold."""
