@@ -16,6 +16,7 @@ from armisa import host
 from armllm.engine.memory import available_memory, readable
 from armllm.environment import uses_huge_pages
 from armllm.errors import RequestError
+from armllm.utils import malloc
 
 if TYPE_CHECKING:
     from armllm.engine.placement import Placement
@@ -163,6 +164,8 @@ def _allocator() -> Finding:
     loaded = sorted({Path(path).name for path in _mapped() if Path(path).name.startswith(names)})
     if loaded:
         return Finding("allocator", "ok", f"{', '.join(loaded)} is preloaded")
+    if malloc.keeps_freed_memory():
+        return Finding("allocator", "ok", "glibc's malloc, which keeps what a step frees")
     places = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64", "/usr/lib")
     there = [str(path) for place in places for path in sorted(Path(place).glob("libtcmalloc_minimal.so.4"))]
     how = (
@@ -170,7 +173,7 @@ def _allocator() -> Finding:
         if there
         else "apt-get install libtcmalloc-minimal4, then set LD_PRELOAD to libtcmalloc_minimal.so.4"
     )
-    return Finding("allocator", "warn", "glibc's malloc; tcmalloc is not preloaded", how)
+    return Finding("allocator", "warn", "a malloc that gives back what a step frees", how)
 
 
 def _mapped() -> list[str]:

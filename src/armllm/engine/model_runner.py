@@ -121,10 +121,7 @@ class ModelRunner(Runner):
         if self._end is not None:
             self._agree(self._end, layouts)
         with torch.inference_mode():
-            for layer, layout in zip(self.model.attention_layers, layouts, strict=True):
-                layer.bind(layout, kernels.allocate_kv_cache(layout, self.num_blocks))
-            for recurrent in self.model.recurrent_layers:
-                recurrent.bind_states(self.num_states, self.dtype)
+            self._allocate(layouts)
             self.decode = RecordedDecode(
                 self.model,
                 max_blocks=-(-self.max_model_len // self.block_size),
@@ -137,6 +134,13 @@ class ModelRunner(Runner):
         if self.slots is not None and leads:
             self.slots.on_fill = lambda slot, adapter: self._tell({FILLS: slot} | as_message(adapter))
         release(source.checkpoint.spans())
+
+    def _allocate(self, layouts: list[KVCacheLayout]) -> None:
+        """What layers keep between steps; what is allocated after it is of one step."""
+        for layer, layout in zip(self.model.attention_layers, layouts, strict=True):
+            layer.bind(layout, kernels.allocate_kv_cache(layout, self.num_blocks))
+        for recurrent in self.model.recurrent_layers:
+            recurrent.bind_states(self.num_states, self.dtype)
         keep_freed_memory()
 
     def _agree(self, end: StageEnd, layouts: list[KVCacheLayout]) -> None:

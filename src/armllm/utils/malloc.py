@@ -28,14 +28,19 @@ if _mallinfo2 is not None:
     _mallinfo2.restype = _Info
 
 
+def keeps_freed_memory() -> bool:
+    """Whether `keep_freed_memory` has an effect: who has set one of malloc's own variables has chosen."""
+    is_tuned = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    return _mallopt is not None and not is_tuned
+
+
 def keep_freed_memory() -> None:
     """Let malloc keep what a step frees, because the next one needs as much.
 
     Else the system takes the pages back, and clears each one that it gives again: some 5% of the time of a
-    prefill. What is allocated from now on is kept, up to 1 GiB of it. Who has set one of malloc's own
-    variables has chosen.
+    prefill. What is allocated from now on is kept, up to 1 GiB of it.
     """
-    if _mallopt is None or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+    if not keeps_freed_memory():
         return
     _mallopt(M_TRIM_THRESHOLD, KEPT)
     if not _mallopt(M_MMAP_THRESHOLD, KEPT):
