@@ -48,7 +48,8 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
 }
 ENCODER_SIZES = {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048}
-LATENT = {"num_key_value_heads": 12, "n_group": 1, "topk_group": 1}
+ALL_HEADS = {"num_key_value_heads": 12}
+LATENT = ALL_HEADS | {"n_group": 1, "topk_group": 1}
 DELTA = {"full_attention_interval": 2, "linear_num_key_heads": 4, "linear_num_value_heads": 8}
 NARROW = {"intermediate_size": 512}  # the width of an expert
 # What these sizes do not fit.
@@ -68,7 +69,10 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "Qwen2MoeForCausalLM": {"shared_expert_intermediate_size": 512},
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 32000},
     "Gemma4ForCausalLM": {"vocab_size_per_layer_input": 32000, "hidden_size_per_layer_input": 64},
-    "OPTForCausalLM": {"ffn_dim": 2048, "num_key_value_heads": 12},
+    "GPT2LMHeadModel": ALL_HEADS,
+    "GPTJForCausalLM": ALL_HEADS,
+    "GPTNeoXForCausalLM": ALL_HEADS,
+    "OPTForCausalLM": ALL_HEADS | {"ffn_dim": 2048},
     "Qwen2_5_VLForConditionalGeneration": {
         "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]},
         "vision_config": {"depth": 4, "hidden_size": 512, "out_hidden_size": 768, "num_heads": 8},

@@ -39,7 +39,7 @@ def write_adapter(
         end = name.rpartition(".")[2]
         if end not in targets:
             continue
-        rows, columns = module.weight.shape
+        rows, columns = module.weight.shape[::-1] if is_transposed(module) else module.weight.shape
         rank = (ranks or {}).get(end, values["r"])
         prefix = f"base_model.model.{name}"
         tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, columns, generator=random) / columns**0.5
@@ -50,6 +50,11 @@ def write_adapter(
     (folder / "adapter_config.json").write_text(json.dumps(values))
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
+
+
+def is_transposed(module: torch.nn.Module) -> bool:
+    """Whether it is one of GPT-2's products, whose matrices have their inputs first."""
+    return hasattr(module, "nf")
 
 
 def merge(model: Any, folder: Path) -> Any:
@@ -69,7 +74,7 @@ def merge(model: Any, folder: Path) -> Any:
             if re.fullmatch(rf"(.*\.)?{pattern}", name):
                 alpha = value
         scale = alpha / (math.sqrt(len(a)) if values.get("use_rslora") else len(a))
-        weight = module.weight.data + scale * (b @ a)
+        weight = module.weight.data + scale * ((b @ a).T if is_transposed(module) else b @ a)
         if values.get("use_dora"):
             magnitude = tensors[f"{prefix}.lora_magnitude_vector"]
             weight *= (magnitude / weight.norm(dim=1))[:, None]

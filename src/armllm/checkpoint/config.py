@@ -162,6 +162,15 @@ class ConfigReader:
         self.asked.add(name)
         return name in self.values
 
+    def renamed(self, names: dict[str, str]) -> ConfigReader:
+        """The same with integers by further names, which the class in transformers maps to these."""
+        values = {}
+        for name, other in names.items():
+            if self.get(other, None) is not None:
+                values[name] = self.integer(other)
+                self.only(name, values[name])
+        return self.changed(**values)
+
     def get(self, name: str, default: Any = _REQUIRED) -> Any:
         """A raw value; null counts as absent."""
         self.asked.add(name)
@@ -296,6 +305,13 @@ class ConfigReader:
             "tie_word_embeddings": self.boolean("tie_word_embeddings", default=default_tied),
             "eos_token_ids": self._end_token_ids(default_eos, vocab_size),
         }
+
+    def whole_heads(self, architecture: str, **defaults: Any) -> dict[str, Any]:
+        """`common` of a family whose heads fill the hidden states."""
+        found = self.common(architecture, **defaults)
+        if found["num_heads"] * found["head_dim"] != found["hidden_size"]:
+            raise self.error("hidden_size is not num_attention_heads times head_dim")
+        return found
 
     def num_layers(self, default: int | None = None) -> int:
         """num_hidden_layers, checked before anything is made per layer."""

@@ -98,8 +98,8 @@ class Inventory:
     """What a model takes of a checkpoint. Tensors and matrices by their full names.
 
     num_bytes: what all of it takes in memory. schemes: of the quantized matrices. dense: tensors that are
-    used as they are. products: of quantized matrices, in order. repeats: what `Weights.repeats` found.
-    problems: what is missing or wrong.
+    used as they are. transposed: those with `inputs_first`. products: of quantized matrices, in order.
+    repeats: what `Weights.repeats` found. problems: what is missing or wrong.
     """
 
     taken: set[str] = dataclasses.field(default_factory=set)
@@ -107,6 +107,7 @@ class Inventory:
     num_parameters: int = 0
     schemes: dict[str, Scheme] = dataclasses.field(default_factory=dict)
     dense: set[str] = dataclasses.field(default_factory=set)
+    transposed: set[str] = dataclasses.field(default_factory=set)
     products: list[Product] = dataclasses.field(default_factory=list)
     repeats: dict[tuple[str, str], bool] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -118,10 +119,12 @@ class Weights(abc.ABC):
     quantization: how matrices of linear layers are stored, or are to be; None: in floating point. watch:
     called with the full name of each part of a product and its inputs, whenever the model computes it. own:
     matrices come with these rows only; None: with all. inventory: what the check found, or is to find.
+    inputs_first: matrices of floating-point numbers are stored transposed (GPT-2).
     """
 
     watch: Callable[[str, Tensor], None] | None = None
     own: OwnRows | None = None
+    inputs_first = False
 
     def __init__(
         self,
@@ -150,6 +153,12 @@ class Weights(abc.ABC):
         """The same tensors, of which `concatenate` and `matrices` give these rows only."""
         found = copy.copy(self)
         found.own = own
+        return found
+
+    def transposed(self) -> Weights:
+        """The same tensors with `inputs_first`."""
+        found = copy.copy(self)
+        found.inputs_first = True
         return found
 
     def in_dtype(self, dtype: torch.dtype) -> Weights:
@@ -208,7 +217,7 @@ class Weights(abc.ABC):
 
     def fp8_group(self, names: Sequence[str]) -> int | None:
         """How many inputs share a scale, 0: all; None where the tensors can't be one matrix of E4M3."""
-        if not isinstance(self.checkpoint, Fp8Tensors) or not all(map(self.has, names)):
+        if not isinstance(self.checkpoint, Fp8Tensors) or not all(map(self.has, names)) or self.inputs_first:
             return None
         groups = {self.checkpoint.fp8_group(self.prefix + name) for name in names}
         return groups.pop() if len(groups) == 1 else None
@@ -312,6 +321,9 @@ class CheckingWeights(Weights):
         num_bytes: what it takes in memory, if it is not read as it is.
         """
         full_name = self.prefix + name
+        if self.inputs_first and name.endswith("weight") and dtypes is READABLE:
+            shapes = tuple(shape[::-1] for shape in shapes)
+            self.inventory.transposed.add(full_name)
         seen, shape = self.inventory, shapes[0]
         if math.prod(shape) > LARGEST_TENSOR:
             raise self.error(name, f"would have shape {list(shape)} by config.json: no tensor is that large")
@@ -448,7 +460,10 @@ class LoadingWeights(Weights):
     def read(self, name: str) -> Tensor:
         """A tensor as it is stored, mapped from its file."""
         progress.update(self.prefix + name)
-        return self.checkpoint.read(self.prefix + name)
+        tensor = self.checkpoint.read(self.prefix + name)
+        if self.inputs_first and name.endswith("weight") and tensor.is_floating_point():
+            return tensor.T.contiguous()
+        return tensor
 
     def check_idle_biases(self, names: Iterable[str]) -> None:
         """Refuse a bias that is not zero in a model without biases; AutoGPTQ once wrote zeros everywhere."""

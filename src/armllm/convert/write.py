@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.scheme import Scheme
     from armllm.checkpoint.tensors import Tensors
+    from armllm.checkpoint.weights import Inventory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,28 +64,28 @@ def quantize_checkpoint(
     folder = resolve_model(model)
     if folder.is_file():
         raise RequestError(f"{folder} is a GGUF file; give the folder of the model it was made from")
-    schemes, checkpoint = find_matrices(folder, scheme)
-    sizes = {used.group_size for used in schemes.values()}
+    inventory, checkpoint = find_matrices(folder, scheme)
+    sizes = {used.group_size for used in inventory.schemes.values()}
     if len(sizes) > 1:  # of int4; transformers 5 reads a dense model by one scheme only
         common = f"g{min(sizes)}" if min(sizes) else "channelwise"
         scheme = f"int4-{common}"
-        schemes, checkpoint = find_matrices(folder, scheme)
+        inventory, checkpoint = find_matrices(folder, scheme)
     source: Tensors = checkpoint
     if calibrate is not None:
         dtype = torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
         source, report = calibrated(folder, scheme, calibrate, Tokenizer(folder), dtype)
         progress.line(str(report))
     with derived_folder(folder, output) as work, progress.step("quantizing"):
-        before, now = _write_files(source, schemes, work)
+        before, now = _write_files(source, inventory, work)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config["quantization_config"] = describe(next(iter(schemes.values())), checkpoint)
+        config["quantization_config"] = describe(next(iter(inventory.schemes.values())), checkpoint)
         (work / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    counts = Counter(map(str, schemes.values()))
+    counts = Counter(map(str, inventory.schemes.values()))
     return Written(folder=output, matrices=dict(counts), bytes_before=before, bytes_now=now)
 
 
-def find_matrices(folder: Path, scheme: str) -> tuple[dict[str, Scheme], Checkpoint]:
-    """Full names of the matrices to round, from the model built without data."""
+def find_matrices(folder: Path, scheme: str) -> tuple[Inventory, Checkpoint]:
+    """The matrices to round, from the model built without data."""
     architecture, config = read_model_config(folder)
     if config.quantization is not None:
         raise CheckpointError(f"{folder} is quantized already: {config.quantization}")
@@ -97,7 +98,7 @@ def find_matrices(folder: Path, scheme: str) -> tuple[dict[str, Scheme], Checkpo
             f"{folder}: {min(stacked)} holds all experts in one tensor, which can't be written quantized;"
             " --quantization rounds it while loading"
         )
-    return inventory.schemes, checkpoint
+    return inventory, checkpoint
 
 
 def describe(scheme: Scheme, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def _arguments(scheme: Scheme) -> dict[str, Any]:
     }
 
 
-def _write_files(checkpoint: Tensors, schemes: dict[str, Scheme], work: Path) -> tuple[int, int]:
+def _write_files(checkpoint: Tensors, inventory: Inventory, work: Path) -> tuple[int, int]:
     """One file for each that was there, maybe an index; the bytes of all tensors before and now."""
     before = now = 0
     homes: dict[str, list[str]] = {}
@@ -149,7 +150,10 @@ def _write_files(checkpoint: Tensors, schemes: dict[str, Scheme], work: Path) ->
             progress.update(f"file {number} of {len(homes)}: {name}")
             stored = checkpoint.read(name)
             before += stored.nbytes
-            scheme = schemes.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+            matrix = name.removesuffix(".weight") if name.endswith(".weight") else ""
+            scheme = inventory.schemes.get(matrix)
+            if scheme is not None and name in inventory.transposed:
+                stored = stored.T.contiguous()  # as other programs have quantized ones
             tensors |= {name: stored} if scheme is None else _rounded(checkpoint, name, stored, scheme)
         save_file(tensors, work / file_name, metadata={"format": "pt"})
         (work / file_name).chmod(0o644)  # it was made for the owner alone

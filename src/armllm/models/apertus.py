@@ -15,7 +15,7 @@ from armllm.models.windows import same_everywhere
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from armllm.checkpoint.config import ConfigReader, ModelConfig
+    from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
     from armllm.layers.mlp import PlainMLP
 
@@ -52,10 +52,7 @@ class XieluActivation:
 class ApertusDecoderLayer(Qwen3DecoderLayer):
     """Qwen3's attention and a plain feed-forward part."""
 
-    def load_norms(self, config: Any, weights: Weights) -> None:
-        """Those before the branches."""
-        self.input_layernorm = self.load_norm(config, weights, "attention_layernorm")
-        self.post_attention_layernorm = self.load_norm(config, weights, "feedforward_layernorm")
+    norm_names = ("attention_layernorm", "feedforward_layernorm")
 
     @staticmethod
     def load_mlp(config: Any, weights: Weights, index: int) -> PlainMLP:  # noqa: ARG004
@@ -68,6 +65,8 @@ class ApertusForCausalLM(LlamaForCausalLM):
     """Llama's decoder with Apertus' layers."""
 
     layer_class = ApertusDecoderLayer
+    # the smallest number that transformers' class computes the exponential of
+    ignored = (*LlamaForCausalLM.ignored, "*.mlp.act_fn.eps")
 
     @staticmethod
     def read_config(reader: ConfigReader) -> LlamaConfig:
@@ -88,8 +87,3 @@ class ApertusForCausalLM(LlamaForCausalLM):
             qkv_bias=bias,
             output_bias=bias,
         )
-
-    @staticmethod
-    def ignored_tensors(config: ModelConfig) -> tuple[str, ...]:
-        """Also the smallest number that the class computes the exponential of."""
-        return (*LlamaForCausalLM.ignored_tensors(config), "*.mlp.act_fn.eps")

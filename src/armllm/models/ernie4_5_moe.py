@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from armllm.layers.linear import as_float32, load_linear
+from armllm.layers.linear import as_float32
 from armllm.layers.mlp import GatedMLP
 from armllm.layers.moe import MoE, load_experts
 from armllm.models.ernie4_5 import Ernie4_5ForCausalLM, ernie_fields
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
-    from armllm.layers.linear import Linear
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,15 +89,6 @@ class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):  # noqa: N801 - the architec
 
     layer_class = ErnieMoEDecoderLayer
 
-    def load_head(self, weights: Weights) -> Linear:
-        """The head has a bias where the products have."""
-        config = self.config
-        if not config.qkv_bias:
-            return super().load_head(weights)
-        return load_linear(
-            weights, {"lm_head": config.vocab_size}, config.hidden_size, bias=True, first_only=True
-        )
-
     @staticmethod
     def read_config(reader: ConfigReader) -> Ernie4_5MoeConfig:
         """ERNIE's config.json."""
@@ -110,6 +100,7 @@ class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):  # noqa: N801 - the architec
         size = reader.integer("moe_intermediate_size", 1536)
         return Ernie4_5MoeConfig(
             **fields,
+            head_bias=fields["qkv_bias"],
             **routing_fields(reader, num_experts=number, per_token=6, key=key),
             moe_intermediate_size=size,
             shared_size=size * reader.integer("moe_num_shared_experts", 2),

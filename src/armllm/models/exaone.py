@@ -30,11 +30,7 @@ class ExaoneDecoderLayer(LlamaDecoderLayer):
 
     attention_class = ExaoneAttention
     attention_name = "attn.attention"
-
-    def load_norms(self, config: LlamaConfig, weights: Weights) -> None:
-        """Those before the branches."""
-        self.input_layernorm = self.load_norm(config, weights, "ln_1")
-        self.post_attention_layernorm = self.load_norm(config, weights, "ln_2")
+    norm_names = ("ln_1", "ln_2")
 
     @staticmethod
     def load_mlp(config: LlamaConfig, weights: Weights, index: int) -> GatedMLP:  # noqa: ARG004

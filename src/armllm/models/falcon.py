@@ -95,10 +95,10 @@ class FalconForCausalLM(LlamaForCausalLM):
     def read_config(reader: ConfigReader) -> FalconConfig:
         """Falcon's config.json; the kernels have no ALiBi."""
         reader.only("alibi", False)
-        common = reader.common("FalconForCausalLM", default_eos=11, default_positions=2048, default_tied=True)
+        common = reader.whole_heads(
+            "FalconForCausalLM", default_eos=11, default_positions=2048, default_tied=True
+        )
         heads, hidden_size = common["num_heads"], common["hidden_size"]
-        if heads * common["head_dim"] != hidden_size:
-            raise reader.error("hidden_size is not num_attention_heads times head_dim")
         new = reader.boolean("new_decoder_architecture", default=False)
         parallel = reader.boolean("parallel_attn", default=True)
         if new and not parallel:

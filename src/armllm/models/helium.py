@@ -18,15 +18,13 @@ class HeliumForCausalLM(LlamaForCausalLM):
     @staticmethod
     def read_config(reader: ConfigReader) -> LlamaConfig:
         """Helium's config.json."""
-        common = reader.common(
+        common = reader.whole_heads(
             "HeliumForCausalLM",
             default_eos=2,
             default_positions=4096,
             default_kv_heads=20,
             default_head_dim=128,
         )
-        if common["num_heads"] * common["head_dim"] != common["hidden_size"]:
-            raise reader.error("hidden_size is not num_attention_heads times head_dim")
         rope = read_rope(
             reader,
             head_dim=common["head_dim"],

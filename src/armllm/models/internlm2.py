@@ -10,7 +10,7 @@ from armllm.models.llama import LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM
 from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
-    from armllm.checkpoint.config import ConfigReader, ModelConfig
+    from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
 
 
@@ -25,11 +25,7 @@ class InternLM2DecoderLayer(LlamaDecoderLayer):
 
     attention_class = InternLM2Attention
     attention_name = "attention"
-
-    def load_norms(self, config: LlamaConfig, weights: Weights) -> None:
-        """Those before the branches."""
-        self.input_layernorm = self.load_norm(config, weights, "attention_norm")
-        self.post_attention_layernorm = self.load_norm(config, weights, "ffn_norm")
+    norm_names = ("attention_norm", "ffn_norm")
 
     @staticmethod
     def load_mlp(config: LlamaConfig, weights: Weights, index: int) -> GatedMLP:  # noqa: ARG004
@@ -62,9 +58,3 @@ class InternLM2ForCausalLM(LlamaForCausalLM):
             qkv_bias=bias,
             output_bias=bias,
         )
-
-    @staticmethod
-    def ignored_tensors(config: ModelConfig) -> tuple[str, ...]:
-        """A tied head may be stored once more."""
-        tied = ["output.weight"] if config.tie_word_embeddings else []
-        return (*LlamaForCausalLM.ignored_tensors(config), *tied)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LlamaConfig(ModelConfig):
-    """Llama's own part of config.json."""
+    """Llama's own part of config.json, and head_bias: whether the scores of tokens have one."""
 
     intermediate_size: int
     activation: str
@@ -42,6 +42,7 @@ class LlamaConfig(ModelConfig):
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
 
 
 class Mixer(Protocol):
@@ -123,6 +124,7 @@ class LlamaDecoderLayer:
 
     attention_class: type[LlamaAttention] = LlamaAttention
     attention_name = "self_attn"
+    norm_names: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
 
     def __init__(self, config: Any, weights: Weights, rotary: RotaryEmbedding | None, index: int) -> None:
         self.self_attn = self.load_attention(config, weights, rotary, index)
@@ -137,8 +139,9 @@ class LlamaDecoderLayer:
 
     def load_norms(self, config: Any, weights: Weights) -> None:
         """Those before the branches."""
-        self.input_layernorm = self.load_norm(config, weights, "input_layernorm")
-        self.post_attention_layernorm = self.load_norm(config, weights, "post_attention_layernorm")
+        self.input_layernorm, self.post_attention_layernorm = (
+            self.load_norm(config, weights, name) for name in self.norm_names
+        )
 
     @staticmethod
     def load_mlp(config: Any, weights: Weights, index: int) -> Callable[[Tensor], Tensor]:  # noqa: ARG004
@@ -179,6 +182,7 @@ class LlamaForCausalLM:
     layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
     names = ("embed_tokens", "layers", "norm")
     head_name = "lm_head"
+    ignored: tuple[str, ...] = ("*rotary_emb.inv_freq",)  # which old checkpoints keep
 
     def __init__(self, config: Any, weights: Weights, *, max_positions: int) -> None:
         self.config = config
@@ -218,7 +222,11 @@ class LlamaForCausalLM:
         if config.tie_word_embeddings and self.head_repeats(weights):
             return tied_head(self.embed_tokens.weight)
         return load_linear(
-            weights, {self.head_name: config.vocab_size}, config.hidden_size, bias=False, first_only=True
+            weights,
+            {self.head_name: config.vocab_size},
+            config.hidden_size,
+            bias=config.head_bias,
+            first_only=True,
         )
 
     def head_repeats(self, weights: Weights) -> bool:
@@ -245,10 +253,10 @@ class LlamaForCausalLM:
             mlp_bias=reader.boolean("mlp_bias", default=False),
         )
 
-    @staticmethod
-    def ignored_tensors(config: ModelConfig) -> tuple[str, ...]:
-        """Old checkpoints keep the rotary frequencies; a tied head may be stored once more."""
-        return ("*rotary_emb.inv_freq", *(["*lm_head.weight"] if config.tie_word_embeddings else []))
+    @classmethod
+    def ignored_tensors(cls, config: ModelConfig) -> tuple[str, ...]:
+        """A tied head may be stored once more."""
+        return (*cls.ignored, *([f"*{cls.head_name}.weight"] if config.tie_word_embeddings else []))
 
     def __call__(
         self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None
@@ -265,7 +273,7 @@ class LlamaForCausalLM:
         rows: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """Branch and sum after the layers of this stage, from those of the one before."""
-        x, residual = states or (self.embed(token_ids), None)
+        x, residual = states or (self.first_states(token_ids, places), None)
         for layer in self.layers[:-1]:
             x, residual = layer(x, residual, places, metadata, rows=None)
         # After the last layer's attention nothing looks at the other tokens any more.
@@ -278,6 +286,10 @@ class LlamaForCausalLM:
     def places(self, positions: Tensor, total_lens: Tensor) -> Tensor:
         """Where tokens stand in the tables of the rotary embedding."""
         return self.rotary.rows(positions, total_lens)
+
+    def first_states(self, token_ids: Tensor, places: Tensor) -> Tensor:  # noqa: ARG002 - for learned positions
+        """What the first layer sees of tokens at these places."""
+        return self.embed(token_ids)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """What the first layer sees."""

@@ -138,9 +138,9 @@ class OPTForCausalLM:
     @staticmethod
     def read_config(reader: ConfigReader) -> OPTConfig:
         """OPT's config.json."""
-        common = reader.common("OPTForCausalLM", default_eos=2, default_positions=2048, default_tied=True)
-        if common["num_heads"] * common["head_dim"] != common["hidden_size"]:
-            raise reader.error("hidden_size is not num_attention_heads times a whole number")
+        common = reader.whole_heads(
+            "OPTForCausalLM", default_eos=2, default_positions=2048, default_tied=True
+        )
         reader.only("num_key_value_heads", common["num_heads"])
         norm_first = reader.boolean("do_layer_norm_before", default=True)
         removed = reader.boolean("_remove_final_layer_norm", default=False)

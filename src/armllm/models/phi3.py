@@ -24,10 +24,11 @@ class Phi3Attention(LlamaAttention):
     """Query, key and value come from one matrix of the checkpoint."""
 
     by_heads = False
+    fused_name = "qkv_proj"
 
     def qkv_parts(self) -> dict[str, int]:
         """The fused matrix."""
-        return {"qkv_proj": sum(self.sizes)}
+        return {self.fused_name: sum(self.sizes)}
 
 
 class Phi3DecoderLayer(LlamaDecoderLayer):

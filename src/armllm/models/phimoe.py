@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
-    from armllm.layers.linear import Linear
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +27,6 @@ class PhimoeConfig(MoEConfig):
     """jitter: half the relative distance to the best score from which on an expert counts nothing."""
 
     jitter: float
-    head_bias: bool
 
 
 class SparseMixer:
@@ -84,15 +82,6 @@ class PhimoeForCausalLM(LlamaForCausalLM):
     """Llama's decoder with Phi-3.5-MoE's layers."""
 
     layer_class = PhimoeDecoderLayer
-
-    def load_head(self, weights: Weights) -> Linear:
-        """The head may have a bias."""
-        config = self.config
-        if not config.head_bias:
-            return super().load_head(weights)
-        return load_linear(
-            weights, {"lm_head": config.vocab_size}, config.hidden_size, bias=True, first_only=True
-        )
 
     @staticmethod
     def read_config(reader: ConfigReader) -> PhimoeConfig:

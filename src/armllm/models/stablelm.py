@@ -72,7 +72,7 @@ class ParallelDecoderLayer(LayerNormDecoderLayer):
         """One for both branches, or two."""
         self.parallel = config.parallel
         if self.parallel:
-            self.input_layernorm = self.load_norm(config, weights, "input_layernorm")
+            self.input_layernorm = self.load_norm(config, weights, self.norm_names[0])
         else:
             super().load_norms(config, weights)
 
@@ -112,11 +112,9 @@ class StableLmForCausalLM(LlamaForCausalLM):
     @staticmethod
     def read_config(reader: ConfigReader) -> ParallelConfig:
         """StableLM's config.json."""
-        common = reader.common(
+        common = reader.whole_heads(
             "StableLmForCausalLM", default_eos=0, default_positions=4096, default_kv_heads=32
         )
-        if common["num_heads"] * common["head_dim"] != common["hidden_size"]:
-            raise reader.error("hidden_size is not num_attention_heads times head_dim")
         rope = read_rope(
             reader,
             head_dim=common["head_dim"],

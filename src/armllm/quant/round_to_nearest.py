@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Heads, routers of experts, the gate of a shared one, decays and strengths of delta nets: small, or too
 # dear in quality.
 LEFT_ALONE = (
-    *("lm_head", "score", "gate", "router", "shared_expert_gate"),
+    *("lm_head", "embed_out", "output", "score", "gate", "router", "shared_expert_gate"),
     *("in_proj_ba", "in_proj_a", "in_proj_b"),
 )
 

@@ -114,6 +114,18 @@ def test_bf16_keeps_its_dtype_and_other_files_are_copied(make_checkpoint, tmp_pa
     assert all(map(torch.equal, logits(folder, quantization="int4-g64"), logits(tmp_path / "out")))
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int4-g32"])
+def test_transposed_matrices_are_written_as_all_others(tmp_path, scheme):
+    """GPT-2 stores inputs first, which no format of quantized matrices does."""
+    config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 400}
+    config |= {"n_embd": 64, "n_inner": 96, "n_head": 4, "n_layer": 2, "n_positions": 64, "eos_token_id": 1}
+    folder = tmp_path / "in"
+    save_reference(folder, config, 0)
+    quantize(folder, tmp_path / "out", scheme)
+    expected = logits(folder, quantization=scheme)
+    assert all(map(torch.equal, expected, logits(tmp_path / "out")))
+
+
 def test_the_command_tells_what_it_did(make_checkpoint, tmp_path, capsys):
     source = str(make_checkpoint(**SIZES).folder)
     assert main(["quantize", source, "-o", str(tmp_path / "a"), "--scheme", "int8", "--json"]) == 0

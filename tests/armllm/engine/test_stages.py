@@ -48,6 +48,7 @@ def test_quantized_and_packed_checkpoints(make_checkpoint, tmp_path):
 
 FAMILIES = [
     "OPTForCausalLM",  # states without a sum beside them
+    "GPT2LMHeadModel",  # positions that the first stage alone knows
     "Gemma4ForCausalLM",  # an embedding for each layer
     "Gemma3nForCausalLM",  # the same, and several streams
     "Qwen3_5ForCausalLM",  # recurrent states
@@ -63,7 +64,7 @@ FAMILIES = [
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_families(tmp_path, architecture):
     seed, config = 0, {"num_hidden_layers": 1}
-    while config["num_hidden_layers"] < 2 or config.get("num_kv_shared_layers"):
+    while config.get("num_hidden_layers", config.get("n_layer")) < 2 or config.get("num_kv_shared_layers"):
         seed += 1
         config = random_config(architecture, seed)
     save_reference(tmp_path, config, seed)

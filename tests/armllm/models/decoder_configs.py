@@ -164,6 +164,60 @@ def opt(rng: random.Random) -> Config:
     }
 
 
+def gpt2(rng: random.Random) -> Config:
+    config = gptj(rng) | {"model_type": "gpt2", "tie_word_embeddings": rng.random() < 0.6}
+    del config["rotary_dim"]
+    names = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
+    return config | {name: rng.random() < 0.5 for name in names}
+
+
+def gptj(rng: random.Random) -> Config:
+    config = whole_heads(rng)
+    named = {
+        "n_embd": config["hidden_size"],
+        "n_layer": config["num_hidden_layers"],
+        "n_head": config["num_attention_heads"],
+        "n_positions": config["max_position_embeddings"],
+    }
+    if rng.random() < 0.3:  # as transformers names them for all models
+        named = {key: config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+        named["max_position_embeddings"] = POSITIONS
+    return named | {
+        "model_type": "gptj",
+        "n_inner": rng.choice([None, 33, 64]),
+        "rotary_dim": rng.choice([4, 8]),
+        "layer_norm_epsilon": rng.choice([1e-5, 1e-3]),
+        "activation_function": config["hidden_act"],
+    }
+
+
+def larger_heads(rng: random.Random) -> Config:
+    """`whole_heads` of which a quarter turns."""
+    config = whole_heads(rng)
+    return config | {"hidden_size": config["num_attention_heads"] * rng.choice([16, 32])}
+
+
+def gpt_neox(rng: random.Random) -> Config:
+    config = larger_heads(rng) | {"model_type": "gpt_neox"}
+    config["layer_norm_eps"] = config.pop("rms_norm_eps")
+    del config["num_key_value_heads"]
+    config |= {name: rng.random() < 0.6 for name in ("use_parallel_residual", "attention_bias")}
+    if rng.random() < 0.3:
+        extra = partial_rope(rng, config, 0.25, [0.5, 1.0])
+        extra["rotary_pct"] = extra.pop("partial_rotary_factor", 0.25)
+        extra["rotary_emb_base"] = extra.pop("rope_theta", 10000.0)
+        return config | extra
+    share = rng.choice([0.25, 0.5, 1.0])
+    return config | {"rotary_pct": share, "rotary_emb_base": rng.choice([10000, 300.0])}
+
+
+def phi(rng: random.Random) -> Config:
+    config = larger_heads(rng) | {"model_type": "phi", "qk_layernorm": rng.random() < 0.5}
+    config["layer_norm_eps"] = config.pop("rms_norm_eps")
+    del config["tie_word_embeddings"]
+    return config | partial_rope(rng, config, 0.5, [0.25, 1.0])
+
+
 def olmo2(rng: random.Random) -> Config:
     config = whole_heads(rng)
     extra = {"model_type": "olmo2", "pad_token_id": None, "attention_bias": rng.random() < 0.3}

@@ -41,6 +41,9 @@ REQUIRED = {
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 0},
     "StableLmForCausalLM": {"hidden_size": 256},  # a quarter of each head turns
     "Glm4MoeForCausalLM": {"hidden_size": 256},
+    "GPTJForCausalLM": {"rotary_dim": 2},
+    "GPTNeoXForCausalLM": {"hidden_size": 256},
+    "PhiForCausalLM": {"hidden_size": 256},
     "NemotronForCausalLM": {"hidden_size": 256, "num_key_value_heads": 32},
     "HeliumForCausalLM": {"head_dim": 2, "num_key_value_heads": 32},
     "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
@@ -207,6 +210,18 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("MiniMaxM2ForCausalLM", {"attn_type_list": [0, 1]}, "attn_type_list [0, 1] is not supported"),
         ("MiniMaxM2ForCausalLM", {"rotary_dim": 300}, "partial_rotary_factor turns 300 of 128"),
         ("MiniMaxM2ForCausalLM", {"qk_norm_type": "per_head"}, "qk_norm_type 'per_head'"),
+        ("GPT2LMHeadModel", {"n_embd": 32}, "hidden_size 64 is not supported, only 32"),
+        ("GPT2LMHeadModel", {"n_layer": -1}, "n_layer must be a positive integer"),
+        ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention True is not supported"),
+        ("GPT2LMHeadModel", {"num_key_value_heads": 1}, "num_key_value_heads 1 is not supported"),
+        ("GPT2LMHeadModel", {"rope_theta": 500.0}, "rope_theta 500.0 is not known"),
+        ("GPTJForCausalLM", {"rotary_dim": 4}, "rotary_dim 4 is odd or above 2"),
+        ("GPTJForCausalLM", {"rope_theta": 500.0}, "rope_theta 500.0 is not known"),
+        ("GPTJForCausalLM", {"tie_word_embeddings": True}, "tie_word_embeddings True is not supported"),
+        ("GPTNeoXForCausalLM", {"rope_theta": 500.0}, "rope_theta 500.0 is not supported, only 10000.0"),
+        ("GPTNeoXForCausalLM", {"num_key_value_heads": 1}, "num_key_value_heads 1 is not supported"),
+        ("GPTNeoXForCausalLM", {"rotary_pct": 1.5}, "partial_rotary_factor turns 12 of 8"),
+        ("PhiForCausalLM", {"tie_word_embeddings": True}, "tie_word_embeddings True is not supported"),
         ("GraniteSWAForCausalLM", {"layer_rope_theta": [1.0]}, "layer_rope_theta must be a list of 2"),
         ("GraniteSWAForCausalLM", {"layer_rope_theta": [0, "x"]}, "layer_rope_theta must be a positive"),
         ("GraniteSWAForCausalLM", {"sliding_window": None}, "there is no sliding_window"),
@@ -315,7 +330,7 @@ def test_defaults_are_those_of_transformers(tmp_path, architecture):
     if latent:
         small["num_key_value_heads"] = 32
     ours = read(tmp_path, architecture, **small)
-    stem = architecture.removesuffix("ForCausalLM")
+    stem = architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
     text = stem in ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
     theirs = getattr(transformers, f"{stem}{'Text' * text}Config")(**small)
     if stem.startswith("Gemma4"):
@@ -333,7 +348,7 @@ def test_defaults_are_those_of_transformers(tmp_path, architecture):
         assert (getattr(ours, name, None) or None) == getattr(theirs, name, None)
     theirs_eps = (getattr(theirs, name) for name in EPSILONS if hasattr(theirs, name))
     assert getattr(ours, "rms_norm_eps", None) == next(theirs_eps, None)
-    if architecture != "OPTForCausalLM":
+    if hasattr(theirs, "rope_parameters"):
         kinds = {**theirs.rope_parameters}
         assert ours.rope.theta == kinds.get("full_attention", kinds)["rope_theta"]
 

@@ -13,6 +13,7 @@ from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import Spy, check_logits, random_prompts, save_reference
 from tests.armllm.models.test_renamed_families import FAMILIES as RENAMED
 from tests.armllm.models.test_renamed_families import INTERNLM2, config_of, renamed
+from transformers.pytorch_utils import Conv1D
 
 from armllm import LLM, LoRARequest
 from armllm.errors import CheckpointError
@@ -24,10 +25,14 @@ FAMILIES = (
     "Gemma3nForCausalLM",
     "Gemma4ForCausalLM",
     "Glm4MoeLiteForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTJForCausalLM",
+    "GPTNeoXForCausalLM",
     "GptOssForCausalLM",
     "InternLM3ForCausalLM",
     "Llama4ForCausalLM",
     "MiniCPM3ForCausalLM",
+    "PhiForCausalLM",
 )
 PREFIX = "base_model.model."
 # Numbers that are no products of the engine's, or never those of one matrix.
@@ -41,8 +46,8 @@ def ends_of(model):
             {
                 name.rpartition(".")[2]
                 for name, module in model.named_modules()
-                if isinstance(module, torch.nn.Linear)
-                and ".layers." in name
+                if isinstance(module, (torch.nn.Linear, Conv1D))
+                and (".layers." in name or ".h." in name)
                 and ".".join(name.split(".")[-2:]) not in NOT_MATRICES
             }
         )

@@ -23,6 +23,10 @@ from armllm.smoke.passages import MODEL
 MOE = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"]
 LEFT = (
     "embed_tokens",
+    "embed_in",
+    "embed_out",
+    "wte",
+    "wpe",
     "word_embeddings",
     "embed_positions",
     "lm_head",
@@ -50,7 +54,10 @@ def rounded_twin(folder, config, scheme):
     for name, tensor in state.items():
         part = name.removesuffix(".weight").rpartition(".")[2]
         if tensor.ndim == 2 and part not in LEFT and "norm" not in name:
-            state[name] = from_float(tensor, scheme_for(scheme, tensor.shape[1])).dequantize()
+            turned = config["model_type"] == "gpt2"
+            matrix = tensor.T if turned else tensor
+            matrix = from_float(matrix, scheme_for(scheme, matrix.shape[1])).dequantize()
+            state[name] = matrix.T.contiguous() if turned else matrix
         if tensor.ndim == 3 and part != "conv1d":
             turned = config["model_type"] in ("gpt_oss", "llama4_text")  # experts are [inputs, outputs]
             experts = [one.T if turned else one for one in tensor]
