@@ -247,7 +247,16 @@ def _read(path: Path) -> Any:
     check_size(path, LONGEST_XML)
     front_end = openvino.frontend.FrontEndManager().load_by_framework("ir")
     model = front_end.convert(front_end.load(path))
-    paged_attention_transformation(model)
+    has_beams = any("beam_idx" in port.names for port in model.inputs)  # it chooses each sequence's cache
+    try:
+        paged_attention_transformation(model)
+    except RuntimeError:
+        if has_beams:
+            raise
+        raise CheckpointError(
+            f"{path} has no input beam_idx, by which OpenVINO finds the KV cache; make it by optimum-cli"
+            " export openvino --task text-generation-with-past"
+        ) from None
     return model
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 
+import openvino
 import pytest
 import torch
 from tests.armllm.checkpoint.test_fuzz import COUNT, USUAL, json_file, run
@@ -73,6 +74,17 @@ def test_a_graph_that_is_none(folder, text, message, capfd):
     (folder / XML).write_text(text)
     refused(folder, message)
     assert "\x1b" not in "".join(capfd.readouterr())
+
+
+def test_a_cache_that_no_input_chooses(folder):
+    model = openvino.Core().read_model(IR / XML)
+    beams = next(one for one in model.get_parameters() if one.get_friendly_name() == "beam_idx")
+    for port in list(beams.output(0).get_target_inputs()):
+        gather = port.get_node()
+        gather.output(0).replace(gather.input_value(0))
+    model.remove_parameter(beams)
+    openvino.save_model(model, folder / XML)
+    refused(folder, "no input beam_idx, .* --task text-generation-with-past")
 
 
 @pytest.mark.parametrize(
