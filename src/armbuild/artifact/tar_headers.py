@@ -39,7 +39,8 @@ def check_extended(kind: bytes, content: bytes, size: int, before: list[bytes]) 
     """
     if content[size:].strip(b"\0"):
         raise tarfile.ReadError("an extended header with more behind its end")
-    if kind in before or (before and not {kind, *before} <= set(LONG)):
+    own = {*before} - {tarfile.XGLTYPE}
+    if kind in before or (own and not {kind, *own} <= set(LONG)):
         raise tarfile.ReadError("an extended header of an extended header")
     if kind in LONG:
         return content[:size].partition(b"\0")[0] if kind == tarfile.GNUTYPE_LONGNAME else b""
@@ -112,7 +113,7 @@ class Entry(tarfile.TarInfo):
             raise tarfile.ReadError("an extended header of digits")
         name = check_extended(self.type, content, self.size, before)
         archive.fileobj = _Replayed(archive, source, content)
-        before += [self.type] * (self.type != tarfile.XGLTYPE)
+        before.append(self.type)
         entry: Entry = super()._proc_member(archive)  # type: ignore[misc]
         before.clear()
         if name and entry.slashed is not None and (entry.slashed or name.endswith(b"/")):

@@ -66,6 +66,7 @@ TWO_MEANINGS = {
     "both kinds of names": PATH + LONG + FILE,
     "both kinds of names, turned": LONG + PATH + FILE,
     "a global header between": PATH + COMMENT + FILE,
+    "two global headers": COMMENT + COMMENT + FILE,  # each costs time, and no limit counts it
     "a header of Solaris": extended(record(b"path", b"a"), tarfile.SOLARIS_XHDTYPE) + FILE,
     "a prefix in GNU's format": block(
         "usr/x", form=tarfile.GNU_FORMAT, prefix=(slice(345, 348), b"doc")
@@ -92,6 +93,8 @@ def test_an_archive_with_two_meanings_is_refused(what, mode):
     ("content", "names"),
     [
         (COMMENT + PATH + FILE + FILE, ["a/b", "usr/lib/x.so"]),
+        (COMMENT + LONG + extended(b"t\0", tarfile.GNUTYPE_LONGLINK) + FILE + COMMENT + FILE,
+         ["a/c", "usr/lib/x.so"]),
         (LONG + extended(b"target\0", tarfile.GNUTYPE_LONGLINK) + FILE + PATH + FILE, ["a/c", "a/b"]),
         (extended(record(b"size", b"512") + record(b"mtime", b"1.5")) + FILE, ["usr/lib/x.so"]),
         (block("a", field=(SIZE, b"        1000")) + HIDDEN + FILE, ["a", "usr/lib/x.so"]),
