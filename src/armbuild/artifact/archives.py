@@ -59,6 +59,7 @@ _DIRECTORY_LIMIT = 64 << 20
 # bzip2 and lzma members unpack in one piece, whatever size they state; indexes take these two methods alone.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 MAX_LINKS = 40
+_NO_LINK = (errno.EINVAL, errno.ENOENT, errno.ENOTDIR)
 _MOST_LINKS = 2000
 """Of an archive of sources, whose targets are looked at step by step."""
 
@@ -127,31 +128,39 @@ def inside(root: Path, path: PurePosixPath, *, strict: bool = False) -> Path:
 
     Raises CheckFailed for more links than a system follows; with ``strict`` for one that leads outside.
     """
-    current, waiting, links = root, [part for part in path.parts if part != "/"], 0
+    waiting, links = _reversed_parts(os.fspath(path)), 0
     if len(waiting) > MAX_DEPTH:
         raise CheckFailed(f"{str(path)[:200]}: lies in more than {MAX_DEPTH} folders")
+    steps = [os.fspath(root)]
     while waiting:
-        part = waiting.pop(0)
+        part = waiting.pop()
         if part == "..":
-            if strict and current == root:
+            if strict and len(steps) == 1:
                 raise CheckFailed(f"{path}: a link leads outside")
-            current = current.parent if current != root else root
+            steps[1:] = steps[1:-1]
             continue
-        step = current / part
-        if step.is_symlink():
-            links += 1
-            if links > MAX_LINKS:
-                raise CheckFailed(f"{path}: too many links")
-            target = PurePosixPath(os.readlink(step))  # noqa: PTH115 - a path below the root, not of this machine
-            if strict and target.is_absolute():
-                raise CheckFailed(f"{path}: a link leads outside")
-            waiting = [*(item for item in target.parts if item not in ("/", ".")), *waiting]
-            current = root if target.is_absolute() else current
-        else:
-            current = step
-    if len(current.parts) - len(root.parts) > MAX_DEPTH:  # links add to what the name has
+        steps.append(f"{steps[-1]}/{part}")
+        try:
+            target = os.readlink(steps[-1])  # noqa: PTH115 - for all parts of all entries: it is quick
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            raise CheckFailed(f"{path}: too many links")
+        if strict and target.startswith("/"):
+            raise CheckFailed(f"{path}: a link leads outside")
+        waiting += _reversed_parts(target)
+        steps = steps[:1] if target.startswith("/") else steps[:-1]
+    if len(steps) - 1 > MAX_DEPTH:  # links add to what the name has
         raise CheckFailed(f"{str(path)[:200]}: lies in more than {MAX_DEPTH} folders")
-    return current
+    return Path(steps[-1])
+
+
+def _reversed_parts(path: str) -> list[str]:
+    """Return the parts of a path from the last one on; pathlib keeps a first part of two slashes."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
 def open_file(root: Path, path: PurePosixPath) -> IO[bytes]:
@@ -254,8 +263,8 @@ def _free_place(folder: Path, name: str, known: dict[str, Path]) -> Path:
 
 def _inner_parts(name: str) -> list[str]:
     """Return the parts of a path below a folder; CheckFailed for one that leads outside, or too deep."""
-    parts = [part for part in PurePosixPath(name).parts if part != "."]
-    if ".." in parts or "/" in parts or not parts:
+    parts = _reversed_parts(name)[::-1]
+    if ".." in parts or name.startswith("/") or not parts:
         raise CheckFailed(f"{name!r:.200} is outside of the destination")
     if len(parts) > MAX_DEPTH:
         raise CheckFailed(f"{name!r:.200} lies in more than {MAX_DEPTH} folders")

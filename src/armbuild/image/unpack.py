@@ -53,7 +53,7 @@ def apply(image: ImageFile, layer: LayerBlob, root: Path, budget: Budget) -> Non
 
 def _lay_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path, written: set[str]) -> None:
     """Lay one entry; ``written`` are the paths that this layer has brought so far."""
-    name = PurePosixPath("/", entry.name)
+    name = PurePosixPath("/", entry.name.lstrip("/"))
     if ".." in name.parts or name.name in OF_NO_FILE:
         raise CheckFailed(f"a layer writes outside of the image: {entry.name!r}")
     if name == PurePosixPath("/"):
@@ -67,7 +67,14 @@ def _lay_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path, written
             _remove(hidden)
     else:
         _place(tar, entry, target, root)
-        written.update(os.fspath(path) for path in (target, *target.parents) if path.is_relative_to(root))
+        _note(os.fspath(target), os.fspath(root), written)
+
+
+def _note(place: str, root: str, written: set[str]) -> None:
+    """Add a path and the folders above it, up to one that is there with those above."""
+    while place not in written and len(place) >= len(root):
+        written.add(place)
+        place = os.path.dirname(place)  # noqa: PTH120 - of each entry: it is quick
 
 
 def _place(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path, root: Path) -> None:
@@ -82,7 +89,7 @@ def _place(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path, root: Pat
     if entry.issym():
         target.symlink_to(entry.linkname)
     elif entry.islnk():
-        link = PurePosixPath("/", entry.linkname)
+        link = PurePosixPath("/", entry.linkname.lstrip("/"))
         source = inside(root, link.parent) / link.name
         if not os.path.lexists(source):
             raise CheckFailed(f"{entry.name}: a hard link to {entry.linkname}, which is not in the image")

@@ -151,9 +151,11 @@ SHORT = [(f"{chr(96 + n)}", b"", link(f"{chr(95 + n) if n > 1 else '.'}/{LONG}")
         [("a", b"", link("..")), ("a/escaped", b"x", {})],
         [("a", b"", link(".")), ("a/b", b"", link("..")), ("b/escaped", b"x", {})],
         [("a", b"", link("/etc"))],
+        [("a", b"", link("//etc"))],
         [("a/b/c/up", b"", link("../../..")), ("out", b"", link("a/b/c/up/.."))],
         [("a", b"", link("../escaped", tarfile.LNKTYPE))],
         [("a", b"", link("/etc/passwd", tarfile.LNKTYPE))],
+        [("a", b"", link("//etc/passwd", tarfile.LNKTYPE))],
         [("a", b"", link("/etc/passwd")), ("b", b"", link("a", tarfile.LNKTYPE))],
         [("a/b/c/in", b"", link("../../../file")), ("out", b"", link("a/b/c/in", tarfile.LNKTYPE))],
         [("a", b"", link("../target")), ("a", b"x", {})],
@@ -172,6 +174,21 @@ def test_no_source_archive_writes_outside(tmp_path, entries):
     assert not list(tmp_path.rglob("escaped"))
     assert sorted(item.name for item in tmp_path.iterdir()) == ["a.tar.gz", "in"]
     assert [item.name for item in (tmp_path / "in").iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("slashes", ["/", "//", "///", "/./", "//./"])
+def test_no_number_of_slashes_is_a_place_of_this_machine(tmp_path, slashes):
+    """pathlib keeps two of them in front, as a part of its own that takes the place of all before it."""
+    (out := tmp_path / "out").mkdir()
+    (root := tmp_path / "root").mkdir()
+    place = f"{slashes}{str(tmp_path)[1:]}"
+    with pytest.raises(CheckFailed, match="outside of the destination"):
+        archives.unpack_tar(tar(tmp_path / "a.tar.gz", (f"{place}/escaped", b"x", {})), out)
+    assert not list(tmp_path.rglob("escaped"))
+    (root / "link").symlink_to(place)
+    below = root / str(tmp_path)[1:] / "x"
+    assert archives.inside(root, PurePosixPath("link/x")) == below
+    assert archives.inside(root, PurePosixPath(f"{place}/x")) == below
 
 
 def test_the_last_of_two_files_with_one_name_counts(tmp_path):
@@ -254,7 +271,7 @@ def test_a_text_is_read_up_to_its_limit(tmp_path):
             archives.read_text(archive, "a")
 
 
-@pytest.mark.parametrize("target", ["../..", "/", "a/../../.."])
+@pytest.mark.parametrize("target", ["../..", "/", "//", "a/../../.."])
 def test_a_place_below_a_root_is_strict_where_asked(tmp_path, target):
     (root := tmp_path / "root").mkdir()
     (root / "a").mkdir()
@@ -273,7 +290,7 @@ def test_what_unpacks_in_one_piece_is_refused(tmp_path, method):
         archives.open_zip(tmp_path / "a.zip")
 
 
-@pytest.mark.parametrize("name", ["a/" * 101 + "b", "../a", "/a"])
+@pytest.mark.parametrize("name", ["a/" * 101 + "b", "../a", "/a", "//a"])
 def test_a_zip_of_sources_does_not_lead_out_or_deep(tmp_path, name):
     (out := tmp_path / "out").mkdir()
     with pytest.raises(CheckFailed, match=r"outside of the destination|in more than 100 folders"):

@@ -83,7 +83,20 @@ def test_links_are_followed_as_from_inside_the_image(tmp_path):
     assert (root / "usr/lib/b").read_text() == "2"
 
 
-@pytest.mark.parametrize("link", ["..", "../../..", "/", "/{outside}", "../{outside}", "../../{outside}"])
+@pytest.mark.parametrize(
+    "link",
+    [
+        "..",
+        "../../..",
+        "/",
+        "//",
+        "/{outside}",
+        "//{outside}",
+        "///{outside}",
+        "../{outside}",
+        "../../{outside}",
+    ],
+)
 def test_a_link_leads_nowhere_outside(tmp_path, link):
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -101,6 +114,20 @@ def test_a_name_leads_nowhere_outside(tmp_path):
     with pytest.raises(CheckFailed, match="outside"):
         laid(path, tmp_path)
     assert not list(tmp_path.rglob("escaped"))
+
+
+@pytest.mark.parametrize("slashes", ["/", "//", "///"])
+def test_slashes_in_front_of_a_name_mean_nothing(tmp_path, slashes):
+    entries = [
+        (f"{slashes}{str(tmp_path)[1:]}/escaped", b"x", {}),
+        ("link", None, {"type": tarfile.LNKTYPE, "linkname": f"{slashes}{str(tmp_path)[1:]}/escaped"}),
+    ]
+    try:
+        root = laid(written(tmp_path, raw_layer(tmp_path, *entries)), tmp_path)
+    except CheckFailed:
+        assert not list(tmp_path.rglob("escaped"))
+    else:
+        assert [root / str(tmp_path)[1:] / "escaped"] == list(tmp_path.rglob("escaped"))
 
 
 @pytest.mark.parametrize("name", [".wh...", "a/.wh...", "a/.wh..", "a/.wh."])
