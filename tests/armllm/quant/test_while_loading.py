@@ -54,7 +54,7 @@ def rounded_twin(folder, config, scheme):
     for name, tensor in state.items():
         part = name.removesuffix(".weight").rpartition(".")[2]
         if tensor.ndim == 2 and part not in LEFT and "norm" not in name:
-            turned = config["model_type"] == "gpt2"
+            turned = config.get("model_type") == "gpt2"
             matrix = tensor.T if turned else tensor
             matrix = from_float(matrix, scheme_for(scheme, matrix.shape[1])).dequantize()
             state[name] = matrix.T.contiguous() if turned else matrix
