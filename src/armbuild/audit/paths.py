@@ -20,6 +20,8 @@ _NOP = 0xD503201F
 _BRANCHES = 0x14000000
 """Bits 26 to 28 of branches, exceptions, system instructions (Arm ARM, C4.1): all else goes straight on."""
 _MAX_FUNCTION = 20_000
+_STEPS_PER_FUNCTION = 10
+"""What each costs beside its instructions, in theirs."""
 _STEPS_PER_BLOCK = 20
 """To find dominators, with those from block to block. Only code that is made to be slow takes more."""
 
@@ -99,7 +101,7 @@ class Graph:
                 address += 4
             else:
                 leaders.add(address)  # runs into what is known already
-        self.work += len(follows)
+        self.work += len(follows) + _STEPS_PER_FUNCTION
         blocks, edges = {}, {}
         for leader in leaders & follows.keys():
             end = leader

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.armbuild.audit.conftest import RET, broken
 
-from armbuild.audit import audit_path, code, functions, section_batches, startup
+from armbuild.audit import audit_path, auditor, code, functions, section_batches, startup
 from armbuild.audit.elf import read_elf
 
 
@@ -55,6 +55,17 @@ def test_sections_that_lie_in_one_another_are_refused(wheel, elf):
     for number in range(3, 11):
         struct.pack_into("<QQ", content, headers + 64 * number + 24, 512, 4096)
     broken(wheel({"demo/x.so": bytes(content)}), "sections overlap")
+
+
+def test_short_functions_that_call_each_other_count_as_work(wheel, elf, monkeypatch):
+    """Each takes as long as many instructions: a file of 230 KiB has 20,000 of them."""
+    call_next = 0x94000002  # BL two words on
+    calls = [(f"f{number}", ".init", [call_next, RET]) for number in range(200)]
+    content = elf([*calls, ("last", ".init", [RET])])
+    monkeypatch.setattr(auditor, "_MAX_WORK", 1000)
+    broken(wheel({"demo/x.so": content}), "loading its ELF files runs more code than is followed")
+    monkeypatch.setattr(auditor, "_MAX_WORK", 3000)
+    assert audit_path(wheel({"demo/x.so": content})).ok
 
 
 def test_many_broken_files_are_not_all_read(wheel, elf):
