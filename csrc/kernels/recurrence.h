@@ -21,7 +21,8 @@ ARMLLM_INLINE void convolve_token(const CausalConvArgs& a, const T* const* rows,
       ARMLLM_LOOP("convolve", 1);
       sum = fma(load_some(rows[j] + i, left), load_some(taps + j * a.channels + i, left), sum);
     }
-    store_some(out + i, silu(sum), left);
+    if (a.activated) sum = silu(sum);
+    store_some(out + i, sum, left);
   }
 }
 

@@ -33,9 +33,17 @@ void py_causal_conv(PyObject* const* a) {
   Size before(width - 1);
   const Tensor states =
       TensorMatcher({slots, before, channels}).of(type).contiguous().written().match("states", a[4]);
-  const CausalConvArgs args{
-      out.data, x.data, taps.of<float>(), bias.of<float>(), states.data, match_sequences(a[5], a[6]),
-      channels, width,  out.stride[0],    x.stride[0]};
+  const CausalConvArgs args{out.data,
+                            x.data,
+                            taps.of<float>(),
+                            bias.of<float>(),
+                            states.data,
+                            match_sequences(a[5], a[6]),
+                            channels,
+                            width,
+                            out.stride[0],
+                            x.stride[0],
+                            boolean("activated", a[7])};
   run_op([=] { causal_conv(dispatched().table, type, args, tokens, slots); });
 }
 
@@ -86,7 +94,8 @@ void py_state_scan(PyObject* const* a) {
 }
 
 PyMethodDef methods[] = {
-    ARMLLM_METHOD("causal_conv", "out, x, taps, bias, states, slots, query_start_loc", py_causal_conv),
+    ARMLLM_METHOD("causal_conv", "out, x, taps, bias, states, slots, query_start_loc, activated",
+                  py_causal_conv),
     ARMLLM_METHOD("state_scan",
                   "out, query, key, value, log_decay, strength, skip, states, slots, query_start_loc, delta",
                   py_state_scan),

@@ -111,6 +111,7 @@ def causal_conv(
     states: torch.Tensor,
     slots: torch.Tensor,
     query_start_loc: torch.Tensor,
+    activated: bool,
     /,
 ) -> None: ...
 def state_scan(

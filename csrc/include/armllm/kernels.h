@@ -267,9 +267,10 @@ struct Sequences {
   int64_t count;
 };
 
-// out[t, c] = silu(bias[c] + sum_j taps[j, c] x[t - width + 1 + j, c]), in the order of j. What lies before a
-// sequence's first token is in its state, the oldest row first; after the last token the state has the last
-// inputs. Item s * chunks + i: sequence s, channels from i * kConvChannels on. out must not overlap x.
+// out[t, c] = f(bias[c] + sum_j taps[j, c] x[t - width + 1 + j, c]), in the order of j. f is SiLU where it is
+// activated, and changes nothing elsewhere. What lies before a sequence's first token is in its state, the
+// oldest row first; after the last token the state has the last inputs. Item s * chunks + i: sequence s,
+// channels from i * kConvChannels on. out must not overlap x.
 struct CausalConvArgs {
   void* out;          // [tokens, channels]
   const void* x;      // [tokens, channels]
@@ -279,6 +280,7 @@ struct CausalConvArgs {
   Sequences sequences;
   int64_t channels, width;  // width: 2 to kMaxConvWidth
   int64_t out_stride, x_stride;
+  bool activated;
 };
 constexpr int64_t kConvChannels = 256, kMaxConvWidth = 16;
 using CausalConv = void(const CausalConvArgs&, int64_t begin, int64_t end);

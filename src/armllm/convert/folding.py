@@ -28,6 +28,7 @@ UNKNOWN |= {"altup.correct_output_scale": "Gemma 3n"}
 UNKNOWN |= {"shared_mlp.input_linear.weight": "Granite 4"}
 UNKNOWN |= {"mlp.gate.wg.weight": "Hunyuan's mixture of experts"}
 UNKNOWN |= {"attn.c_attn.weight": "GPT-2", "attn.q_proj.weight": "GPT-J", "mlp.fc1.weight": "Phi"}
+UNKNOWN |= {"operator_norm.weight": "LFM2"}
 UNKNOWN |= {"attention.query_key_value.weight": "GPT-NeoX"}
 UNKNOWN |= {"attention.wqkv.weight": "InternLM2", "attn.attention.q_proj.weight": "EXAONE 3"}
 UNKNOWN |= dict.fromkeys(("feed_forward.router.weight", "feed_forward.up_proj.weight"), "Llama 4")

@@ -35,18 +35,26 @@ class SequenceStates(NamedTuple):
     query_start_loc: Tensor
 
 
-def causal_conv(out: Tensor, x: Tensor, taps: Tensor, bias: Tensor | None, sequences: SequenceStates) -> None:
+def causal_conv(  # noqa: PLR0917 - as of the other functions
+    out: Tensor,
+    x: Tensor,
+    taps: Tensor,
+    bias: Tensor | None,
+    sequences: SequenceStates,
+    activated: bool = True,
+) -> None:
     """Write ``silu(bias + conv(x))`` of each channel over its last ``width`` tokens; the states move on.
 
     - ``out``, ``x``: [tokens, channels], the sequences one after the other. They must not overlap.
     - ``taps``: float32 [width, channels], the oldest token's first; width is 2 to 16. ``bias``: float32
       [channels], or None.
     - ``sequences``: the states are [slots, width - 1, channels], the inputs before each first token.
+    - ``activated``: False leaves the SiLU out.
 
     ``out``, ``x`` and the states have one dtype: float32, float16 or bfloat16. Sums are float32. Raises
     ValueError that names the wrong argument; then nothing is written.
     """
-    extension.causal_conv(out, x, taps, bias, *sequences)
+    extension.causal_conv(out, x, taps, bias, *sequences, activated)
 
 
 def gated_delta_rule(  # noqa: PLR0917 - the order is the field's

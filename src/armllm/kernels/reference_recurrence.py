@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from armllm.kernels.recurrence import SequenceStates
 
 
-def causal_conv(out: Tensor, x: Tensor, taps: Tensor, bias: Tensor | None, sequences: SequenceStates) -> None:
+def causal_conv(  # noqa: PLR0917 - as the kernel's
+    out: Tensor,
+    x: Tensor,
+    taps: Tensor,
+    bias: Tensor | None,
+    sequences: SequenceStates,
+    activated: bool = True,
+) -> None:
     """As `armllm.kernels.causal_conv`."""
     states, slots, query_start_loc = sequences
     starts = query_start_loc.tolist()
@@ -27,7 +34,8 @@ def causal_conv(out: Tensor, x: Tensor, taps: Tensor, bias: Tensor | None, seque
         joined = torch.cat((states[slot], x[part]))
         windows = joined.float().unfold(0, len(taps), 1)  # [tokens, channels, width]
         total = (windows * taps.t()).sum(-1)
-        out[part] = torch.nn.functional.silu(total if bias is None else total + bias).to(out.dtype)
+        total = total if bias is None else total + bias
+        out[part] = (torch.nn.functional.silu(total) if activated else total).to(out.dtype)
         states[slot] = joined[len(joined) - len(taps) + 1 :]
 
 

@@ -15,18 +15,21 @@ if TYPE_CHECKING:
 
 
 class CausalConv:
-    """silu(conv(x)) over the last ``width`` tokens of each of ``channels``, in fp32.
+    """silu(conv(x)), or conv(x), over the last ``width`` tokens of each of ``channels``, in fp32.
 
     Its state has the last ``width - 1`` inputs, ``[slots, width - 1, channels]``.
     """
 
-    def __init__(self, weights: Weights, channels: int, width: int, *, bias: bool = False) -> None:
+    def __init__(
+        self, weights: Weights, channels: int, width: int, *, bias: bool = False, activated: bool = True
+    ) -> None:
         taps = weights.take("weight", channels, 1, width)
         self.taps = taps.squeeze(1).t().contiguous().float()
         self.bias = weights.take("bias", channels).float() if bias else None
+        self.activated = activated
 
     def __call__(self, x: Tensor, sequences: kernels.SequenceStates) -> Tensor:
         """``x[T, channels]`` of the sequences one after the other; their states move on."""
         out = torch.empty(x.shape, dtype=x.dtype)
-        kernels.causal_conv(out, x, self.taps, self.bias, sequences)
+        kernels.causal_conv(out, x, self.taps, self.bias, sequences, self.activated)
         return out

@@ -82,6 +82,7 @@ FAMILIES = {
     "HunYuanMoEV1ForCausalLM": Family("hunyuan", "hunyuan_v1_moe"),
     "InternLM2ForCausalLM": Family("internlm2", "internlm2"),
     "InternLM3ForCausalLM": Family("internlm3", "internlm3"),
+    "Lfm2ForCausalLM": Family("lfm2", "lfm2"),
     "Llama4ForCausalLM": Family("llama4", "llama4_text"),
     "Llama4ForConditionalGeneration": Family("llama4", "llama4"),
     "LlamaForCausalLM": Family("llama", "llama"),

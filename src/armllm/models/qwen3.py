@@ -25,12 +25,16 @@ if TYPE_CHECKING:
 class Qwen3Attention(LlamaAttention):
     """Each head's query and key are normalized before they are rotated."""
 
+    head_norm_names = ("q_norm", "k_norm")
+
     def __init__(
         self, config: LlamaConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
     ) -> None:
         super().__init__(config, weights, rotary, index)
-        self.q_norm = RMSNorm(weights.scope("q_norm"), config.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(weights.scope("k_norm"), config.head_dim, config.rms_norm_eps)
+        self.q_norm, self.k_norm = (
+            RMSNorm(weights.scope(name), config.head_dim, config.rms_norm_eps)
+            for name in self.head_norm_names
+        )
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, the first two normalized."""

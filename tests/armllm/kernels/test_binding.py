@@ -150,7 +150,7 @@ SEQUENCES = [torch.tensor([2, 0]), torch.tensor([0, 1, ROWS], dtype=torch.int32)
 def convolved(_name, x):
     """The arguments of a convolution of two sequences."""
     states = torch.randn(4, 3, COLUMNS, dtype=x.dtype)
-    return [torch.zeros_like(x), x, torch.randn(4, COLUMNS), torch.randn(COLUMNS), states, *SEQUENCES]
+    return [torch.zeros_like(x), x, torch.randn(4, COLUMNS), torch.randn(COLUMNS), states, *SEQUENCES, True]
 
 
 def scanned(_name, x):

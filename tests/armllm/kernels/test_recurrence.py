@@ -114,10 +114,10 @@ def convolve(arguments, ops=kernels):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [2, 4, 5, 16])
-def test_a_convolution_computes_what_plain_torch_does(width, dtype):
+@pytest.mark.parametrize(("width", "activated"), [(2, True), (4, True), (5, True), (16, True), (3, False)])
+def test_a_convolution_computes_what_plain_torch_does(width, activated, dtype):
     """Prompts shorter than the taps keep a part of what was remembered."""
-    arguments = convolution(dtype, width=width)
+    arguments = convolution(dtype, width=width) | {"activated": activated}
     out, states = convolve(arguments)
     wanted, moved = convolve(arguments, reference)
     torch.testing.assert_close(out, wanted, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)

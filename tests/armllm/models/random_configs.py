@@ -45,6 +45,7 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "MixtralForCausalLM": expert_configs.mixtral,
     "Qwen2MoeForCausalLM": expert_configs.qwen2_moe,
     "Qwen3MoeForCausalLM": expert_configs.qwen3_moe,
+    "Lfm2ForCausalLM": recurrent_configs.lfm2,
     "Qwen3NextForCausalLM": recurrent_configs.qwen3_next,
     "Qwen3_5ForCausalLM": recurrent_configs.qwen3_5,
     "Qwen3_5MoeForCausalLM": recurrent_configs.qwen3_5_moe,
@@ -89,6 +90,7 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
 
 RECURRENT = {
     "GraniteMoeHybridForCausalLM",
+    "Lfm2ForCausalLM",
     "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",

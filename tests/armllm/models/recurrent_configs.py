@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.armllm.models.decoder_configs import FULL, LINEAR, decoder, granite
+from tests.armllm.models.decoder_configs import FULL, LINEAR, decoder, granite, whole_heads
 from tests.armllm.models.expert_configs import experts, sparse
-from tests.armllm.models.rope_configs import Config, partial_rope
+from tests.armllm.models.rope_configs import Config, partial_rope, with_rope
 
 if TYPE_CHECKING:
     import random
@@ -48,6 +48,25 @@ def qwen3_5(rng: random.Random) -> Config:
 def qwen3_5_moe(rng: random.Random) -> Config:
     config = qwen3_next(rng) | {"model_type": "qwen3_5_moe_text"}
     return {key: value for key, value in config.items() if key not in ("intermediate_size", *SPARSE)}
+
+
+def lfm2(rng: random.Random) -> Config:
+    config = with_rope(rng, whole_heads(rng)) | {"model_type": "lfm2"}
+    del config["hidden_act"]
+    config["norm_eps"] = config.pop("rms_norm_eps")
+    layers = config["num_hidden_layers"]
+    size = {"block_ff_dim": config.pop("intermediate_size")} if rng.random() < 0.3 else {}
+    if rng.random() < 0.3:
+        config["tie_embedding"] = config.pop("tie_word_embeddings")
+    kinds: Config = {"layer_types": [rng.choice([FULL, "conv"]) for _ in range(layers)]}
+    extra: Config = {
+        "block_auto_adjust_ff_dim": rng.random() < 0.5,
+        "block_ffn_dim_multiplier": rng.choice([1.0, 1.3]),
+        "block_multiple_of": rng.choice([8, 32]),
+        "conv_L_cache": rng.choice([2, 3, 4]),
+        "conv_bias": rng.random() < 0.5,
+    }
+    return config | size | extra | rng.choice([kinds, kinds, {"full_attn_idxs": [1]}])
 
 
 def granite_hybrid(rng: random.Random) -> Config:

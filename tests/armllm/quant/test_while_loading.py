@@ -58,7 +58,7 @@ def rounded_twin(folder, config, scheme):
             matrix = tensor.T if turned else tensor
             matrix = from_float(matrix, scheme_for(scheme, matrix.shape[1])).dequantize()
             state[name] = matrix.T.contiguous() if turned else matrix
-        if tensor.ndim == 3 and part != "conv1d":
+        if tensor.ndim == 3 and part not in ("conv", "conv1d"):
             turned = config["model_type"] in ("gpt_oss", "llama4_text")  # experts are [inputs, outputs]
             experts = [one.T if turned else one for one in tensor]
             rounded = [from_float(one, scheme_for(scheme, one.shape[1])).dequantize() for one in experts]
