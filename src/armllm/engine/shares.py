@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 CHUNK_SECONDS = 0.5  # of prompts, at most, while others decode, or may come
 GREEDY = 2  # times as many tokens of a prompt, or streams, as the client or the request that has least
-BRIEF, FEW = 16, 4  # times shorter than the longest answer; more requests of a client are many
+BRIEF, FEW = 16, 2  # times shorter than the longest answer; more requests of a client are many
 WITH_GRAMMAR = 3  # streams that one with a grammar counts as: what may come next takes long to find
 LEAST_CHUNK, FIRST_CHUNK, CHUNK = 16, 128, 256  # tokens
 MOST_SECONDS = 5.0  # that anybody owes
-PART = 0.7  # of its steps that who waits keeps: half of its speed, with all else that a server does
+PART = 0.75  # of its steps that who waits keeps: half of its speed, with all else that a server does
 LATEST = 0.3  # the weight of the latest step in an average
 FADING = 0.97  # of an average, for each step that can't tell it
 

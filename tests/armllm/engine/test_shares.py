@@ -95,15 +95,17 @@ def test_many_short_prompts_of_a_client_leave_others_half_of_their_speed(schedul
     assert (good.num_output_tokens - before) / total > 0.5 * alone
 
 
+@pytest.mark.parametrize("requests", [2, 20])
 @pytest.mark.parametrize(("num_prompt_tokens", "max_tokens", "answers"), [(8, 1, 1), (200, 1, 1), (2, 4, 2)])
-def test_so_do_many_brief_answers_of_the_same_client(scheduler, num_prompt_tokens, max_tokens, answers):
+def test_so_do_brief_answers_of_the_same_client(scheduler, requests, num_prompt_tokens, max_tokens, answers):
     """It would catch an address whose requests of a moment take all of the time of its streams."""
     good = queue(scheduler, "one", 4, 10_000)
     run(scheduler, 2)
     alone = good.num_output_tokens / 2
     total, before, others = 0.0, good.num_output_tokens, []
     while total < 20:
-        while len([one for one in others[-20 * answers :] if not one.finished]) < 20 * answers:
+        count = requests * answers
+        while len([one for one in others[-count:] if not one.finished]) < count:
             request = next(NUMBERS)
             others += [
                 queue(scheduler, "one", num_prompt_tokens, max_tokens, request=request)
@@ -135,7 +137,7 @@ def test_a_client_with_many_streams_leaves_others_half_of_their_speed(scheduler)
             queue(scheduler, f"bad {index % 4}", 4, 10_000)
 
     assert rate_beside(scheduler, attack) > 0.45
-    assert min(sequence.num_output_tokens for sequence in scheduler.running) > 30
+    assert min(sequence.num_output_tokens for sequence in scheduler.running) > 25
 
 
 def test_so_does_a_request_with_many_answers(scheduler):
@@ -147,7 +149,7 @@ def test_so_does_a_request_with_many_answers(scheduler):
                 queue(scheduler, "good", 4, 10_000, request=f"bad {request}")
 
     assert rate_beside(scheduler, attack) > 0.45
-    assert min(sequence.num_output_tokens for sequence in scheduler.running) > 30
+    assert min(sequence.num_output_tokens for sequence in scheduler.running) > 25
 
 
 def test_streams_with_a_grammar_leave_others_half_of_their_speed(scheduler):
@@ -162,7 +164,7 @@ def test_streams_with_a_grammar_leave_others_half_of_their_speed(scheduler):
             queue(scheduler, "good", 4, 10_000).matcher = Grammar()
 
     assert rate_beside(scheduler, attack) > 0.5
-    assert min(sequence.num_output_tokens for sequence in scheduler.running) > 30
+    assert min(sequence.num_output_tokens for sequence in scheduler.running) > 25
 
 
 def test_a_request_of_which_nothing_runs_gets_a_place_of_one_that_has_many(scheduler):
