@@ -107,8 +107,11 @@ VARIANTS: list[tuple[str, Config]] = [
         (f"{name}ForCausalLM", {"rope_parameters": LINEAR_ROPE | {"rope_theta": 300.0}})
         for name in ("Phimoe", "Qwen2", "Starcoder2")
     ),
-    *((f"{name}ForCausalLM", {"rope_theta": 300.0}) for name in ("Gemma3", "Glm", "InternLM3", "Phi3")),
-    *((f"{name}ForCausalLM", {"rope_scaling": LINEAR_ROPE}) for name in ("Glm", "InternLM3")),
+    *(
+        (f"{name}ForCausalLM", {"rope_theta": 300.0})
+        for name in ("Gemma3", "Glm", "InternLM3", "Lfm2", "Phi3")
+    ),
+    *((f"{name}ForCausalLM", {"rope_scaling": LINEAR_ROPE}) for name in ("Glm", "InternLM3", "Lfm2")),
     *((f"{name}ForCausalLM", {"hidden_act": "gelu"}) for name in ("Gemma2", "Gemma3", "Gemma3n", "Gemma4")),
     ("Gemma4UnifiedForCausalLM", {"hidden_act": "gelu"}),
     *((f"{name}ForCausalLM", {"intermediate_size": 40}) for name in ("Falcon", "GPTJ", "Qwen3_5Moe")),
