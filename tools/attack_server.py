@@ -92,7 +92,7 @@ class Served:
         """The processes of each part."""
         below = psutil.Process(self.pid)
         servers = sorted(one.pid for one in below.children()) if self.replicas else [self.pid]
-        engines = [min(found) for one in servers if (found := children(one))]
+        engines = [found[0] for one in servers if (found := children(one))]
         known = {self.pid, *servers, *engines}
         helpers = sorted(one.pid for one in below.children(recursive=True) if one.pid not in known)
         router = {"router": [self.pid]} if self.replicas else {}
@@ -112,8 +112,9 @@ class Served:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started, and theirs."""
-    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    """The processes that a process has started, and theirs, the oldest first."""
+    found = psutil.Process(pid).children(recursive=True)
+    return [child.pid for child in sorted(found, key=psutil.Process.create_time)]
 
 
 @dataclasses.dataclass(frozen=True)
