@@ -118,9 +118,9 @@ def _check_size(name: str, size: int, limit: int) -> None:
 
 def open_tar(
     path: Path | None = None, *, stream: IO[bytes] | None = None, mode: str = "r"
-) -> tarfile.TarFile:
+) -> tar_headers.Tar:
     """Open an untrusted tar archive, a file or a ``stream``; its entries raise what is in BROKEN."""
-    return tarfile.open(path, mode, fileobj=stream, tarinfo=tar_headers.Entry)  # type: ignore[call-overload, no-any-return]
+    return tar_headers.Tar.open(path, mode, fileobj=stream)  # type: ignore[call-overload, no-any-return]
 
 
 def inside(root: Path, path: PurePosixPath, *, strict: bool = False) -> Path:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from armbuild.errors import CheckFailed
 
 if TYPE_CHECKING:
-    import tarfile
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-MAX_FILES = 200_000
-MAX_ENTRIES = 2 * MAX_FILES
-"""Of a tar, where folders and links count too: an image has more of them than files, a bomb much more."""
+    from armbuild.artifact.tar_headers import Entry
+
+MAX_FILES = MAX_ENTRIES = 200_000
+"""Of a tar, folders, links and extended headers count, too: each takes up to 50 us, whatever is in it."""
 FEW_IMAGES = 4
 _MAX_TOTAL = 16 << 30
 # An image with a model in it holds more than that, but in an archive of nearly that size.
@@ -28,8 +28,8 @@ MAX_DEPTH = 100
 """Folders in one another: Python walks and removes deeper ones with one call in another, up to a limit."""
 _LONGEST_NAME = 4096
 """Characters of a path: no system call takes more bytes (PATH_MAX)."""
-_MOST_TEXT, _EACH_HEADER = 64 << 20, 50
-"""Characters of all names, links and headers of a tar, which its reader keeps; each header counts more."""
+_MOST_TEXT = 64 << 20
+"""Characters of all names, links and extended headers of a tar."""
 
 
 def is_bomb(files: int, total: int, size: int) -> bool:
@@ -71,14 +71,14 @@ class Budget:
     images: int = 1
     """Among how many the whole is divided: each may be made of the same layers."""
     most: int = MAX_ENTRIES
-    """Files and folders, with those that paths imply."""
+    """Files, folders and headers, with folders that paths imply."""
     total: int = 0
     count: int = 0
     text: int = 0
     _folders: set[int] = field(default_factory=set)
     """Hashes of their paths."""
 
-    def entries(self, tar: Iterable[tarfile.TarInfo]) -> Iterator[tarfile.TarInfo]:
+    def entries(self, tar: Iterable[Entry]) -> Iterator[Entry]:
         """Yield the entries of ``tar``; raises CheckFailed before too much of it was read."""
         for entry in tar:
             self._take_names(entry)
@@ -100,18 +100,18 @@ class Budget:
         while (path := path.rpartition("/")[0]) and hash(path) not in self._folders:
             self._folders.add(hash(path))
             self.count += 1
-        most = self.most // max(1, self.images // FEW_IMAGES)
+        most = self.most // self.images
         if self.count > most:
-            raise CheckFailed(f"{self.path}: refused: it has more than {most} files and folders")
+            raise CheckFailed(f"{self.path}: refused: it has more than {most} files, folders and headers")
 
-    def _take_names(self, entry: tarfile.TarInfo) -> None:
+    def _take_names(self, entry: Entry) -> None:
         names = (entry.name, entry.linkname)
         if max(map(len, names)) > _LONGEST_NAME or entry.name.count("/") > MAX_DEPTH + 2:
             raise CheckFailed(
                 f"{self.path}: refused: {entry.name!r:.100} is too long a name, or has too long a link"
             )
-        headers = sum(len(key) + len(value) + _EACH_HEADER for key, value in entry.pax_headers.items())
-        self.text += sum(map(len, names)) + headers
+        self.count += entry.headers - 1
+        self.text += sum(map(len, names)) + entry.text
         if self.text > _MOST_TEXT:
             raise CheckFailed(
                 f"{self.path}: refused: its names and headers have more than {_MOST_TEXT >> 20} MiB"

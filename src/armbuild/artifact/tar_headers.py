@@ -6,23 +6,36 @@ read images with Go's archive/tar, and this program with Python's tarfile.
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import tarfile
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LIMIT = 64 << 10
 """Bytes of an extended header: tarfile reads it as a whole."""
-PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE)
-LONG = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_LONG = {tarfile.GNUTYPE_LONGNAME: b"path", tarfile.GNUTYPE_LONGLINK: b"linkpath"}
+_EXTENDED = (*_LONG, tarfile.XHDTYPE, tarfile.XGLTYPE)
+_OTHER = (tarfile.GNUTYPE_SPARSE, tarfile.SOLARIS_XHDTYPE)
+_SIZE = slice(124, 136)
+_LOW = bytes(range(128))
+_SMALL = 64 << 10
+"""Bytes of a file that is read at once, which is quicker than one of tarfile's streams."""
 _NUMBERS = ((100, 108), (108, 116), (116, 124), (124, 136), (136, 148), (148, 156), (329, 337), (337, 345))
 _NUMBER = re.compile(rb"[ \0]*| *[0-7]+(?: *| *\0.*)|[\x80\xff].*", re.DOTALL)
 """Python cuts a number at its first NUL, Go first takes those in front of it away."""
 _RECORD = re.compile(rb"([1-9][0-9]{0,5}) ([^=]+)=")
+_VALUES = {b"size": re.compile(rb"[0-9]{1,19}"), b"mtime": re.compile(rb"-?[0-9]{1,19}(\.[0-9]{0,99})?")}
 _PLACES = (b"path", b"linkpath", b"size")
 
 
 def check_block(block: bytes) -> None:
-    """Raise ReadError for a header whose fields have two meanings."""
+    """Raise ReadError for a header that is damaged, or whose fields have two meanings."""
+    if len(block) < tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("a header that is cut off")
     for start, end in _NUMBERS:
         if not _NUMBER.fullmatch(block, start, end):
             raise tarfile.ReadError(f"a header with the number {block[start:end]!r}")
@@ -30,28 +43,49 @@ def check_block(block: bytes) -> None:
         raise tarfile.ReadError("a header with a prefix, in a format that has none")
     if block[156:157] == tarfile.AREGTYPE and block[345] and not block[0]:
         raise tarfile.ReadError("a header without a name")
+    summed = block[:148] + block[156:]
+    total = 8 * ord(" ") + sum(summed)
+    # Some old programs took bytes for signed numbers.
+    if _number(block[148:156]) not in (total, total - 256 * len(summed.translate(None, _LOW))):
+        raise tarfile.ReadError("a header with another checksum")
+    if block[156:157] in _OTHER:
+        raise tarfile.ReadError("a sparse file, or a header of Solaris")
+    if _number(block[_SIZE]) < 0:
+        raise tarfile.ReadError("an entry with a negative size")
 
 
-def check_extended(kind: bytes, content: bytes, size: int, before: list[bytes]) -> bytes:
-    """Return the name in an extended header, if there is one; ReadError for what has two meanings.
+def _number(field: bytes) -> int:
+    if field[0] in b"\x80\xff":
+        return int.from_bytes(field[1:], "big") - ((field[0] == 0xFF) << 8 * (len(field) - 1))
+    return int(field.partition(b"\0")[0].strip(b" ") or b"0", 8)
+
+
+def _text(field: bytes) -> bytes:
+    return field.partition(b"\0")[0]
+
+
+def check_extended(kind: bytes, content: bytes, size: int, before: list[bytes]) -> dict[bytes, bytes]:
+    """Return the records of an extended header; ReadError for what has two meanings.
 
     ``content`` has ``size`` bytes and their padding, ``before`` the kinds that are in front of it.
     """
     if content[size:].strip(b"\0"):
         raise tarfile.ReadError("an extended header with more behind its end")
     own = {*before} - {tarfile.XGLTYPE}
-    if kind in before or (own and not {kind, *own} <= set(LONG)):
+    if kind in before or (own and not {kind, *own} <= set(_LONG)):
         raise tarfile.ReadError("an extended header of an extended header")
-    if kind in LONG:
-        return content[:size].partition(b"\0")[0] if kind == tarfile.GNUTYPE_LONGNAME else b""
-    records = _records(content[:size])
+    content = content[:size]
+    records = {_LONG[kind]: _text(content)} if kind in _LONG else _records(content)
     if kind == tarfile.XGLTYPE and any(name in records for name in _PLACES):
         raise tarfile.ReadError("a global header with the place or the size of a file")
-    if not re.fullmatch(rb"[0-9]+", records.get(b"size", b"0")):
-        raise tarfile.ReadError("an extended header with a size that is no number")
+    if any(name.startswith(b"GNU.sparse.") for name in records):
+        raise tarfile.ReadError("a sparse file")
+    for name, form in _VALUES.items():
+        if not form.fullmatch(records.get(name, b"0")):
+            raise tarfile.ReadError(f"an extended header with a {name.decode()} that is no number")
     if any(not value or b"\0" in value for name, value in records.items() if name in _PLACES):
         raise tarfile.ReadError("an extended header with an empty name")
-    return records.get(b"path", b"")
+    return records
 
 
 def _records(content: bytes) -> dict[bytes, bytes]:
@@ -68,68 +102,85 @@ def _records(content: bytes) -> dict[bytes, bytes]:
 
 
 class Entry(tarfile.TarInfo):
-    """An entry whose headers mean the same to all readers, and whose extended ones are small."""
+    """An entry whose headers mean the same to all readers; owners and devices are left out."""
 
-    slashed: bool | None = None
-    """Of a header in the oldest format: whether its name makes it a folder."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Entry:
-        """Return the entry of a header; at a damaged one tarfile would end, as if nothing followed."""
-        return cls._checked(super().frombuf, buf, encoding, errors)
+    __slots__ = ("headers", "text")
+    headers: int
+    """How many there are, with extended ones."""
+    text: int
+    """Bytes of the extended ones."""
 
     @classmethod
-    def _frombuf(cls, buf: bytes | bytearray, *settings: Any, **options: Any) -> Entry:
-        """Stand for ``frombuf``, which Pythons with the mend of gh-141707 pass over."""
-        return cls._checked(super()._frombuf, buf, *settings, **options)  # type: ignore[misc]
-
-    @classmethod
-    def _checked(cls, read: Any, buf: bytes | bytearray, *settings: Any, **options: Any) -> Entry:
-        if len(buf) == tarfile.BLOCKSIZE and any(buf):
-            check_block(bytes(buf))
-        try:
-            entry: Entry = read(buf, *settings, **options)
-        except tarfile.InvalidHeaderError as error:  # type: ignore[attr-defined]
-            raise tarfile.ReadError(str(error)) from error
-        if buf[156:157] == tarfile.AREGTYPE:
-            entry.slashed = bytes(buf[:100]).partition(b"\0")[0].endswith(b"/")
+    def fromtarfile(cls, archive: Any) -> Entry:
+        """Return the next entry; tarfile takes longer, and ends at a damaged one as if nothing followed."""
+        source, before = archive.fileobj, list[bytes]()
+        records: dict[bytes, bytes] = {}
+        start, text = source.tell(), 0
+        while (block := _read_header(source, before))[156:157] in _EXTENDED:
+            kind, size = block[156:157], _number(block[_SIZE])
+            if size > LIMIT:
+                raise tarfile.ReadError(f"an extended header of {size} bytes")
+            found = check_extended(kind, source.read(_padded(size)), size, before)
+            if kind != tarfile.XGLTYPE:  # whose records say nothing of places and sizes
+                records.update(found)
+            before.append(kind)
+            text += size
+        entry = cls._of(block, records)
+        entry.headers, entry.text = 1 + len(before), text
+        entry.offset, entry.offset_data = start, source.tell()
+        has_content = entry.isreg() or entry.type not in tarfile.SUPPORTED_TYPES
+        archive.offset = entry.offset_data + (_padded(entry.size) if has_content else 0)
         return entry
 
-    def _proc_member(self, archive: Any) -> tarfile.TarInfo:
-        if self.size < 0:
-            raise tarfile.ReadError("an entry with a negative size")
-        if self.type in (tarfile.GNUTYPE_SPARSE, tarfile.SOLARIS_XHDTYPE):
-            raise tarfile.ReadError("a sparse file, or a header of Solaris")
-        if self.type not in (*PAX, *LONG):
-            return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
-        if self.size > LIMIT:
-            raise tarfile.ReadError(f"an extended header of {self.size} bytes")
-        before: list[bytes] = archive.__dict__.setdefault("headers_before", [])
-        source = archive.fileobj
-        content = source.read(self._block(self.size))  # type: ignore[attr-defined]
-        if self.type in PAX and b"GNU.sparse." in content:
-            raise tarfile.ReadError("a sparse file")
-        if self.type in PAX and re.search(rb"[0-9]{100}", content):  # CVE-2024-6232: quadratic in the digits
-            raise tarfile.ReadError("an extended header of digits")
-        name = check_extended(self.type, content, self.size, before)
-        archive.fileobj = _Replayed(archive, source, content)
-        before.append(self.type)
-        entry: Entry = super()._proc_member(archive)  # type: ignore[misc]
-        before.clear()
-        if name and entry.slashed is not None and (entry.slashed or name.endswith(b"/")):
-            raise tarfile.ReadError("a folder with an extended header in the oldest format")
+    def content(self, archive: Any) -> IO[bytes]:
+        """Return what a file holds; a small one's can be had once, before the next entry is asked for."""
+        if self.size > _SMALL:
+            return cast("IO[bytes]", archive.extractfile(self))
+        read: bytes = archive.fileobj.read(_padded(self.size))
+        if len(read) < self.size:
+            raise tarfile.ReadError("a file that is cut off")
+        return io.BytesIO(read[: self.size])
+
+    @classmethod
+    def _of(cls, block: bytes, records: dict[bytes, bytes]) -> Entry:
+        name, kind = _text(block[:100]), block[156:157]
+        if kind == tarfile.AREGTYPE:  # a folder, where the name says so
+            if b"path" in records and b"/" in (name[-1:], records[b"path"][-1:]):
+                raise tarfile.ReadError("a folder with an extended header in the oldest format")
+            kind = tarfile.DIRTYPE if name.endswith(b"/") else kind
+        if block[345]:
+            name = _text(block[345:500]) + b"/" + name
+        entry = cls(os.fsdecode(records.get(b"path", name)))
+        entry.type, entry.mode = kind, _number(block[100:108])
+        entry.linkname = os.fsdecode(records.get(b"linkpath", _text(block[157:257])))
+        entry.size = int(records[b"size"]) if b"size" in records else _number(block[_SIZE])
+        entry.mtime = float(records[b"mtime"]) if b"mtime" in records else _number(block[136:148])
+        if b"path" in records or kind == tarfile.DIRTYPE:
+            entry.name = entry.name.rstrip("/")
         return entry
 
 
-class _Replayed:
-    """A tar's stream in front of a block that was read already; gone once that is read again."""
+class Tar(tarfile.TarFile):
+    """An archive whose entries are forgotten behind the next."""
 
-    def __init__(self, archive: Any, source: Any, content: bytes) -> None:
-        self._archive, self._source, self._content = archive, source, content
+    tarinfo = Entry
 
-    def read(self, _size: int) -> bytes:
-        self._archive.fileobj = self._source
-        return self._content
+    def __iter__(self) -> Iterator[Entry]:
+        while (entry := self.next()) is not None:
+            self.members.clear()  # type: ignore[attr-defined]
+            yield cast("Entry", entry)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+
+def _read_header(source: Any, before: list[bytes]) -> bytes:
+    """Return a header that was checked; at the end of an archive tarfile's own errors say so."""
+    block: bytes = source.read(tarfile.BLOCKSIZE)
+    if not block.strip(b"\0"):
+        if before:
+            raise tarfile.ReadError("an extended header of nothing")
+        raise tarfile.EOFHeaderError if block else tarfile.EmptyHeaderError  # type: ignore[attr-defined]
+    check_block(block)
+    return block
+
+
+def _padded(size: int) -> int:
+    return size + -size % tarfile.BLOCKSIZE

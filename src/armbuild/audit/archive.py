@@ -71,20 +71,20 @@ class Archive:
 def copy(
     archive: Archive, member: Member, target: Path, hashing: Hash | None, *, whole: bool
 ) -> Copied | None:
-    """Write ``member`` to ``target`` if it is ELF, a static library or ``whole``; else nothing is written.
+    """Write ``member`` to ``target`` if it is ELF, a wheel's static library or ``whole``; else write nothing.
 
     ``hashing`` gets its content. Returns None when it can't be read, which becomes a problem of the archive.
     """
     size, head = 0, b""
+    file = _create(target) if whole else None
+    wanted = (ELF, LIBRARY) if archive.kind == "wheel" else (ELF,)
     try:
-        with ExitStack() as stack:
-            stream = stack.enter_context(member.open())
-            file = stack.enter_context(target.open("wb")) if whole else None
+        with member.open() as stream:
             while block := stream.read(_BLOCK):
                 if not size:
                     head = block[:8]
-                    if file is None and head.startswith((ELF, LIBRARY)):
-                        file = stack.enter_context(target.open("wb"))
+                    if file is None and head.startswith(wanted):
+                        file = _create(target)
                 size += len(block)
                 if hashing:
                     hashing.update(block)
@@ -98,4 +98,12 @@ def copy(
             raise
         archive.problems.append(f"{member.name}: can't be read: {error}".splitlines()[0])
         return None
+    finally:
+        if file:
+            file.close()
     return Copied(size=size, head=head)
+
+
+def _create(target: Path) -> IO[bytes]:
+    target.unlink(missing_ok=True)  # ext4 brings a file that is overwritten to the disk at once
+    return target.open("wb")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from armbuild.artifact.archives import BROKEN
@@ -13,11 +12,11 @@ from armbuild.errors import CheckFailed
 from armbuild.image import reader, unpack
 
 if TYPE_CHECKING:
-    import tarfile
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from armbuild.artifact.limits import Budget
+    from armbuild.artifact.tar_headers import Entry, Tar
     from armbuild.image.documents import Manifest
 
 
@@ -79,7 +78,7 @@ class _Links:
     wanted: set[str] = field(default_factory=set)
     """Files that have a name which is not hidden."""
 
-    def take(self, entry: tarfile.TarInfo, above: _Above) -> str:
+    def take(self, entry: Entry, above: _Above) -> str:
         """Note an entry; return what is wrong with it, empty for nothing."""
         name, target = _name(entry.name), _name(entry.linkname)
         if entry.islnk():
@@ -114,7 +113,7 @@ def _members(
                 elif member is not None:
                     yield member
             if hidden := links.wanted & links.skipped:
-                yield from _named(image.entries(layer, replace(budget, total=0, count=0, text=0)), hidden)
+                yield from _named(image.entries(layer, budget), hidden)
             above.hidden |= own.hidden
             above.emptied |= own.emptied
     except CheckFailed as error:
@@ -123,15 +122,13 @@ def _members(
         raise BrokenArchive(f"not a readable OCI archive: {error}") from error
 
 
-def _named(
-    entries: Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]], names: Collection[str]
-) -> Iterator[Member]:
+def _named(entries: Iterator[tuple[Tar, Entry]], names: Collection[str]) -> Iterator[Member]:
     """Yield the files of a layer with these names."""
     found = (_member(tar, entry, _Above()) for tar, entry in entries)
     yield from (member for member in found if member is not None and member.name in names)
 
 
-def _leads_out(entry: tarfile.TarInfo) -> str:
+def _leads_out(entry: Entry) -> str:
     """Return why an unpacker could lay an entry outside of the image, empty when none could."""
     parts = entry.name.rstrip("/").split("/")
     if ".." in parts or parts[-1] in unpack.OF_NO_FILE:
@@ -145,7 +142,7 @@ def _name(path: str) -> str:
     return path.removeprefix("./").strip("/")
 
 
-def _member(tar: tarfile.TarFile, entry: tarfile.TarInfo, own: _Above) -> Member | None:
+def _member(tar: Tar, entry: Entry, own: _Above) -> Member | None:
     """Return a file of a layer; note in ``own`` what an entry hides (image-spec, layer.md, "Whiteouts")."""
     name = _name(entry.name)
     folder, _, base = name.rpartition("/")
@@ -160,6 +157,6 @@ def _member(tar: tarfile.TarFile, entry: tarfile.TarInfo, own: _Above) -> Member
                 name=name,
                 size=entry.size,
                 mode=entry.mode & 0o7777,
-                open=lambda: tar.extractfile(entry) or io.BytesIO(),
+                open=lambda: entry.content(tar),
             )
     return None

@@ -22,13 +22,15 @@ from armbuild.image.documents import Documents, digest_of
 from armbuild.image.layers import MEDIA_TYPE, PLAIN, media_type
 
 if TYPE_CHECKING:
-    import tarfile
     from collections.abc import Iterator
 
     from typing_extensions import Self
 
+    from armbuild.artifact.tar_headers import Entry, Tar
     from armbuild.image.documents import LayerBlob, Manifest
 
+_MAX_BLOBS = 10_000
+"""Files of an archive, in which each layer is one, or three with folders."""
 _BROKEN = tuple(kind for kind in BROKEN if kind is not OSError)
 
 
@@ -37,8 +39,8 @@ class ImageFile:
     """An opened archive or layout; ``open_image`` makes it."""
 
     path: Path
-    _tar: tarfile.TarFile | None
-    _members: dict[str, tarfile.TarInfo]
+    _tar: Tar | None
+    _members: dict[str, Entry]
     _unpacked: int = 0
     """Bytes of a compressed archive's copy."""
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -116,7 +118,7 @@ class ImageFile:
         budget.take_bytes(self._unpacked // FEW_IMAGES)  # which happens again for each image
         return budget
 
-    def entries(self, layer: LayerBlob, budget: Budget) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    def entries(self, layer: LayerBlob, budget: Budget) -> Iterator[tuple[Tar, Entry]]:
         """Yield what a layer holds; an entry's content can be had of its tar before the next is asked for.
 
         Raises CheckFailed in the end when the whole is not what the image's configuration says, or once it is
@@ -179,7 +181,7 @@ def open_image(path: Path) -> ImageFile:
     try:
         stream, unpacked = _plain(path, stack)
         tar = stack.enter_context(open_tar(stream=stream, mode="r:"))
-        entries = Budget(path, path.stat().st_size).entries(tar)
+        entries = Budget(path, path.stat().st_size, most=_MAX_BLOBS).entries(tar)
         members = _by_name(path, entries)
     except CheckFailed:
         stack.close()
@@ -221,9 +223,9 @@ def _plain(path: Path, stack: ExitStack) -> tuple[IO[bytes], int]:
     return copy, budget.total
 
 
-def _by_name(path: Path, entries: Iterator[tarfile.TarInfo]) -> dict[str, tarfile.TarInfo]:
+def _by_name(path: Path, entries: Iterator[Entry]) -> dict[str, Entry]:
     """Return the entries of an archive; CheckFailed for two of one name, of which readers take either."""
-    found: dict[str, tarfile.TarInfo] = {}
+    found: dict[str, Entry] = {}
     for entry in entries:
         name = posixpath.normpath(f"/./{entry.name}")[1:]
         if name in found and not (entry.isdir() and found[name].isdir()):
@@ -232,7 +234,7 @@ def _by_name(path: Path, entries: Iterator[tarfile.TarInfo]) -> dict[str, tarfil
     return found
 
 
-def _follow_links(members: dict[str, tarfile.TarInfo]) -> None:
+def _follow_links(members: dict[str, Entry]) -> None:
     """Put what links lead to in their place: podman and old dockers link a layer's file to another's."""
     for name, member in list(members.items()):
         if member.issym() or member.islnk():

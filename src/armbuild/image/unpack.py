@@ -14,10 +14,10 @@ from armbuild.artifact.archives import BROKEN, OF_THIS_MACHINE, inside
 from armbuild.errors import CheckFailed
 
 if TYPE_CHECKING:
-    import tarfile
     from pathlib import Path
 
     from armbuild.artifact.limits import Budget
+    from armbuild.artifact.tar_headers import Entry, Tar
     from armbuild.image.documents import LayerBlob, Manifest
     from armbuild.image.reader import ImageFile
 
@@ -51,7 +51,7 @@ def apply(image: ImageFile, layer: LayerBlob, root: Path, budget: Budget) -> Non
         raise CheckFailed(f"{image.path}: layer {layer.diff_id} is damaged: {error}") from error
 
 
-def _lay_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path, written: set[str]) -> None:
+def _lay_entry(tar: Tar, entry: Entry, root: Path, written: set[str]) -> None:
     """Lay one entry; ``written`` are the paths that this layer has brought so far."""
     name = PurePosixPath("/", entry.name.lstrip("/"))
     if ".." in name.parts or name.name in OF_NO_FILE:
@@ -77,7 +77,7 @@ def _note(place: str, root: str, written: set[str]) -> None:
         place = os.path.dirname(place)  # noqa: PTH120 - of each entry: it is quick
 
 
-def _place(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path, root: Path) -> None:
+def _place(tar: Tar, entry: Entry, target: Path, root: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if entry.isdir():
         if target.is_symlink() or (target.exists() and not target.is_dir()):

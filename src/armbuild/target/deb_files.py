@@ -15,9 +15,10 @@ from armbuild.artifact.limits import MAX_ENTRIES, Budget
 from armbuild.errors import BuildError, CheckFailed, packages_of
 
 if TYPE_CHECKING:
-    import tarfile
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from armbuild.artifact.tar_headers import Entry, Tar
 
 _CONTROL_LIMIT = 256 << 10
 """Bytes of a package's control file; those of Debian stay far below."""
@@ -33,7 +34,7 @@ def control(package: Path) -> dict[str, str]:
 
     text: bytes | None = None
 
-    def take(tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def take(tar: Tar, member: Entry) -> None:
         nonlocal text
         if text is None and member.isreg() and PurePosixPath(member.name) == PurePosixPath("control"):
             if member.size > _CONTROL_LIMIT:
@@ -52,7 +53,7 @@ def control(package: Path) -> dict[str, str]:
 def _read(
     package: Path,
     part: str,
-    take: Callable[[tarfile.TarFile, tarfile.TarInfo], None],
+    take: Callable[[Tar, Entry], None],
     most: int = MAX_ENTRIES,
 ) -> None:
     """Give each entry of a package's ``part``, an option of dpkg-deb, to ``take``, before it is too much.
@@ -96,7 +97,7 @@ def unpack(packages: list[Path], root: Path, *, only: frozenset[str] = frozenset
         if not (root / name).is_symlink():
             (root / name).symlink_to(f"usr/{name}")
 
-    def take(tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def take(tar: Tar, member: Entry) -> None:
         if not only or str(merged(member.name)) in only:
             _unpack_member(tar, member, root)
 
@@ -104,7 +105,7 @@ def unpack(packages: list[Path], root: Path, *, only: frozenset[str] = frozenset
         _read(package, "--fsys-tarfile", take)
 
 
-def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
+def _unpack_member(tar: Tar, member: Entry, root: Path) -> None:
     path = merged(member.name)
     if not path.parts:
         return  # ./, the root itself

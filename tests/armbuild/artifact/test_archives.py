@@ -60,11 +60,11 @@ def test_an_extended_header_of_gigabytes_is_refused_before_it_is_read(tmp_path, 
 
 
 def test_an_extended_header_of_digits_is_refused(tmp_path):
-    """A search in it takes hours on Pythons with CVE-2024-6232."""
+    """A search in it would take tarfile hours on Pythons with CVE-2024-6232."""
     content = b"1" * (60 << 10)
     path = tmp_path / "a.tar"
     path.write_bytes(raw_header(tarfile.XHDTYPE, len(content)) + content + bytes(2048))
-    with pytest.raises(tarfile.ReadError, match="of digits"):
+    with pytest.raises(tarfile.ReadError, match="damaged"):
         archives.unpack_tar(path, tmp_path)
 
 
@@ -208,11 +208,12 @@ def test_folders_that_paths_imply_count(tmp_path, form):
     else:
         path = zipped(tmp_path / "a.zip", dict.fromkeys(names, b""))
     unpack = {"tar": archives.unpack_tar, "zip": archives.unpack_zip}[form]
-    with pytest.raises(CheckFailed, match="refused: it has more than 299 files and folders"):
-        unpack(path, out, 299)
+    most = 303 if form == "tar" else 300  # each of three long names has a header
+    with pytest.raises(CheckFailed, match=f"refused: it has more than {most - 1} files, folders"):
+        unpack(path, out, most - 1)
     assert len(list(out.rglob("*"))) < 300  # what is refused was not made
     (again := tmp_path / "again").mkdir()
-    unpack(path, again, 300)
+    unpack(path, again, most)
     assert len(list(again.rglob("*"))) == 300
 
 
@@ -235,11 +236,11 @@ def test_a_zip_bomb_is_refused_before_it_is_read(tmp_path):
 
 
 def test_folders_that_names_imply_count(tmp_path):
-    """5000 files in 450,000 folders: the audit keeps each folder."""
+    """2800 files in 250,000 folders: the audit keeps each folder."""
     with zipfile.ZipFile(tmp_path / "x.whl", "w") as archive:
-        for number in range(5000):
+        for number in range(2800):
             archive.writestr(f"{number}/{'a/' * 89}f", b"")
-    with pytest.raises(CheckFailed, match="more than 400000 files and folders"):
+    with pytest.raises(CheckFailed, match="more than 200000 files, folders"):
         archives.open_zip(tmp_path / "x.whl")
 
 

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from armbuild.artifact import limits
+from armbuild.artifact import limits, tar_headers
 from armbuild.errors import CheckFailed
 
 
@@ -44,11 +44,21 @@ def test_a_disk_that_cannot_name_its_holes_is_an_error(tmp_path, monkeypatch):
         limits.refuse_holes(path)
 
 
+def test_extended_headers_count_and_several_images_share_the_limit(tmp_path):
+    """Each header takes time: without a limit of them, a layer of 2 MB was read for 80 seconds."""
+    entry = tar_headers.Entry("a")
+    entry.headers, entry.text = 4, 100
+    budget = limits.Budget(tmp_path / "a.tar", 1, most=24, images=2)
+    assert len(list(budget.entries([entry] * 3))) == 3
+    with pytest.raises(CheckFailed, match=r"refused: it has more than 12 files, folders and headers"):
+        list(budget.entries([entry]))
+
+
 def test_folders_that_paths_imply_count_once(tmp_path):
     budget = limits.Budget(tmp_path / "a.tar", 1, most=7)
     budget.take_path("a", folder=True)
     for path in ("a/b/c", "a/b/d", "a/b/c/", "./a"):
         budget.take_path(path)
     assert budget.count == 7  # a, a/b, three entries in it, and . with one
-    with pytest.raises(CheckFailed, match=r"a\.tar: refused: it has more than 7 files and folders"):
+    with pytest.raises(CheckFailed, match=r"a\.tar: refused: it has more than 7 files, folders and headers"):
         budget.take_path("e")

@@ -39,6 +39,7 @@ def extended(content, kind=tarfile.XHDTYPE):
     return block("extended", len(content), kind) + padded(content)
 
 
+FIELDS = ("name", "type", "size", "mode", "mtime", "linkname")
 FILE = block("usr/lib/x.so", 512) + HIDDEN
 PATH = extended(record(b"path", b"a/b"))
 LONG = extended(b"a/c\0", tarfile.GNUTYPE_LONGNAME)
@@ -50,6 +51,12 @@ TWO_MEANINGS = {
     "an empty size": extended(record(b"size", b"")) + FILE,
     "a size that is no number": extended(record(b"size", b"5.0")) + FILE,
     "an empty path": extended(record(b"path", b"")) + FILE,
+    "an empty long name": extended(b"\0", tarfile.GNUTYPE_LONGNAME) + FILE,
+    "a time that is no number": extended(record(b"mtime", b"1e5")) + FILE,
+    "a sparse file": extended(record(b"GNU.sparse.size", b"1")) + FILE,
+    "a negative size": block("a", field=(SIZE, b"\xff" * 12)) + FILE,
+    "a header that is cut off": FILE[:300],
+    "an extended header of nothing": PATH,
     "a path with a NUL": extended(record(b"path", b"a\0b")) + FILE,
     "a damaged record": extended(record(b"path", b"a") + b"99 size=0\n") + FILE,
     "a record without an end": extended(b"8 path=a/b\n") + FILE,
@@ -81,7 +88,7 @@ TWO_MEANINGS = {
 @pytest.mark.parametrize("mode", ["r", "r|"])
 def test_an_archive_with_two_meanings_is_refused(what, mode):
     first = block("first", 512) + HIDDEN
-    content = first + TWO_MEANINGS[what] + bytes(1024)
+    content = first + TWO_MEANINGS[what]
     with (
         pytest.raises(tarfile.ReadError),
         archives.open_tar(stream=io.BytesIO(content), mode=mode) as tar,
@@ -108,15 +115,58 @@ def test_ordinary_headers_of_all_formats_are_read(content, names):
         assert [entry.name for entry in tar] == names
 
 
+@pytest.mark.parametrize("mode", ["r", "r|"])
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_what_tarfile_writes_is_read(form):
+def test_what_tarfile_writes_is_read_as_by_tarfile(form, mode):
+    """Catches a field that is read from another place, or an extended header that is passed over."""
     data = io.BytesIO()
-    names = ["a", "d" * 90 + "/" + "f" * 90, *(["n" * 300] * (form != tarfile.USTAR_FORMAT))]
-    with tarfile.open(fileobj=data, mode="w", format=form) as tar:
+    names = ["a", "é\udcff", "d" * 90 + "/" + "f" * 90, *(["n" * 300] * (form != tarfile.USTAR_FORMAT))]
+    kinds = (
+        (tarfile.REGTYPE, ""),
+        (tarfile.SYMTYPE, "l" * 100),
+        (tarfile.LNKTYPE, "a"),
+        (tarfile.DIRTYPE, ""),
+    )
+    with tarfile.open(fileobj=data, mode="w", format=form, errors="surrogateescape") as tar:
         for name in names:
-            entry = tarfile.TarInfo(name)
-            entry.uid = 10**7 if form != tarfile.USTAR_FORMAT else 1
-            tar.addfile(entry)
-    data.seek(0)
-    with archives.open_tar(stream=data) as tar:
-        assert [entry.name for entry in tar] == names
+            for kind, target in kinds:
+                entry = tarfile.TarInfo(name)
+                entry.type, entry.linkname, entry.mode = kind, target, 0o4755
+                entry.size = (100_001 if name == "a" else 5) if kind == tarfile.REGTYPE else 0
+                entry.mtime = {tarfile.PAX_FORMAT: 1.5, tarfile.GNU_FORMAT: 2**33}.get(form, 1)
+                entry.uid = 10**7 if form != tarfile.USTAR_FORMAT else 1
+                tar.addfile(entry, io.BytesIO(b"x" * entry.size if kind == tarfile.REGTYPE else b""))
+
+    def read(opened, content):
+        with opened as tar:
+            return [
+                (*(getattr(entry, field) for field in FIELDS), entry.isreg() and content(tar, entry).read())
+                for entry in tar
+            ]
+
+    own = read(
+        archives.open_tar(stream=io.BytesIO(data.getvalue()), mode=mode), lambda t, entry: entry.content(t)
+    )
+    assert own == read(tarfile.TarFile(fileobj=io.BytesIO(data.getvalue())), tarfile.TarFile.extractfile)
+    assert len(own) == len(kinds) * len(names)
+
+
+def test_a_file_that_is_cut_off_is_refused():
+    with (
+        archives.open_tar(stream=io.BytesIO(FILE[:700]), mode="r|") as tar,
+        pytest.raises(tarfile.ReadError, match="cut off"),
+    ):
+        tar.next().content(tar)
+
+
+def test_checksums_of_signed_bytes_are_read_and_wrong_ones_refused():
+    header = bytearray(block("é"))
+    total = sum(header) - sum(header[148:156]) + 256
+    for number, good in ((total - 512, True), (total, True), (total - 256, False)):
+        header[148:156] = b"%06o\0 " % number
+        entries = archives.open_tar(stream=io.BytesIO(FILE + header + bytes(1024)), mode="r|")
+        if good:
+            assert [entry.name for entry in entries] == ["usr/lib/x.so", "é"]
+        else:
+            with pytest.raises(tarfile.ReadError, match="checksum"):
+                list(entries)

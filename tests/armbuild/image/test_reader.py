@@ -113,6 +113,18 @@ def test_two_files_with_one_name_are_refused(tmp_path, name):
         reader.open_image(path)
 
 
+def test_an_archive_of_many_files_is_refused(tmp_path, monkeypatch):
+    """Catches a tar of 200,000 empty files beside the layers, each of which is kept."""
+    path = small.write(tmp_path, {"a": "1"})
+    with tarfile.open(path) as tar:
+        files = len(tar.getmembers())
+    monkeypatch.setattr(reader, "_MAX_BLOBS", files)
+    reader.open_image(path).__exit__()
+    monkeypatch.setattr(reader, "_MAX_BLOBS", files - 1)
+    with pytest.raises(CheckFailed, match=f"more than {files - 1} files"):
+        reader.open_image(path)
+
+
 def packed(path, *more):
     """Compress an archive, its files in another order and ``more`` empty space at the beginning."""
     with tarfile.open(path) as plain, tarfile.open(path.with_suffix(".tar.gz"), "w:gz") as tar:

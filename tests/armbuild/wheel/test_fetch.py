@@ -141,7 +141,7 @@ def test_an_sdist_of_too_many_files_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setattr(fetch, "_MOST_FILES", 10)
     members = {f"x-1/{number}.py": b"" for number in range(10)}
     path = sdist(tmp_path, name, {"x-1/setup.py": b"", **members})
-    with pytest.raises(UsageError, match="refused: it has more than 10 files and folders"):
+    with pytest.raises(UsageError, match="refused: it has more than 10 files, folders"):
         fetch.locate(str(path))
     assert not [item for item in (tmp_path / "cache").rglob("*") if item.is_file() and item.suffix == ".py"]
 
