@@ -62,6 +62,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
         ("GptOssForCausalLM", "GraniteMoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM"), NARROW
     ),
     "PhimoeForCausalLM": NARROW,
+    "Cohere2MoeForCausalLM": NARROW,
+    "GraniteMoeSWAForCausalLM": NARROW,
     **dict.fromkeys(("FlexOlmoForCausalLM", "HunYuanMoEV1ForCausalLM", "MiniMaxM2ForCausalLM"), NARROW),
     "Dots1ForCausalLM": {"n_shared_experts": 1},
     "Llama4ForCausalLM": NARROW,

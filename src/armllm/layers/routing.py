@@ -58,8 +58,8 @@ class Routing:
     """How `GroupedRouter` chooses ``num_experts_per_tok`` of ``num_experts``.
 
     groups: into how many experts are cut, and from how many of these a token's come. normalize: the weights
-    of those chosen sum to one. factor: of all weights. sigmoid: scores are sigmoids, to which a bias is added
-    for the choice (Wang et al. 2024), and a group counts as its two best; else softmax, and its best.
+    of those chosen sum to one. factor: of all weights. sigmoid: scores are sigmoids, else a softmax. biased:
+    sigmoids have a bias for the choice (Wang et al. 2024), and a group counts as its two best, else as one.
     """
 
     num_experts: int
@@ -68,6 +68,7 @@ class Routing:
     factor: float = 1.0
     groups: tuple[int, int] = (1, 1)
     sigmoid: bool = False
+    biased: bool = True
 
 
 class GroupedRouter:
@@ -79,17 +80,17 @@ class GroupedRouter:
     def __init__(self, weights: Weights, hidden_size: int, routing: Routing, *, name: str = "weight") -> None:
         exact = weights.in_dtype(torch.float32)
         self.weight = exact.take(name, routing.num_experts, hidden_size)
-        self.bias = exact.take("e_score_correction_bias", routing.num_experts) if routing.sigmoid else None
+        biased = routing.sigmoid and routing.biased
+        self.bias = exact.take("e_score_correction_bias", routing.num_experts) if biased else None
         self.routing = routing
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Expert ids int64 and weights fp32, both ``[T, num_experts_per_tok]``."""
         logits = torch.nn.functional.linear(as_float32(x), self.weight)
+        scores = logits.sigmoid() if self.routing.sigmoid else logits.softmax(dim=-1)
         if self.bias is None:
-            scores = logits.softmax(dim=-1)
             expert_weights, expert_ids = self._in_best_groups(scores).topk(self.routing.num_experts_per_tok)
         else:
-            scores = logits.sigmoid()
             ranking = self._in_best_groups(scores + self.bias)
             expert_ids = ranking.topk(self.routing.num_experts_per_tok)[1]
             expert_weights = scores.gather(1, expert_ids)

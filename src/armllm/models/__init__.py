@@ -42,6 +42,7 @@ class Family(NamedTuple):
 FAMILIES = {
     "ApertusForCausalLM": Family("apertus", "apertus"),
     "ArceeForCausalLM": Family("arcee", "arcee"),
+    "Cohere2MoeForCausalLM": Family("cohere2_moe", "cohere2_moe"),
     "Cohere2ForCausalLM": Family("cohere", "cohere2"),
     "CohereForCausalLM": Family("cohere", "cohere"),
     "CwmForCausalLM": Family("cwm", "cwm"),
@@ -51,6 +52,7 @@ FAMILIES = {
     "Ernie4_5ForCausalLM": Family("ernie4_5", "ernie4_5"),
     "Ernie4_5_MoeForCausalLM": Family("ernie4_5_moe", "ernie4_5_moe"),
     "Exaone4ForCausalLM": Family("exaone4", "exaone4"),
+    "ExaoneMoeForCausalLM": Family("exaone_moe", "exaone_moe"),
     "ExaoneForCausalLM": Family("exaone", "exaone"),
     "FalconForCausalLM": Family("falcon", "falcon"),
     "FlexOlmoForCausalLM": Family("flex_olmo", "flex_olmo"),
@@ -75,6 +77,7 @@ FAMILIES = {
     "GraniteForCausalLM": Family("granite", "granite"),
     "GraniteMoeForCausalLM": Family("granite_moe", "granitemoe"),
     "GraniteMoeHybridForCausalLM": Family("granite_hybrid", "granitemoehybrid"),
+    "GraniteMoeSWAForCausalLM": Family("granite_swa", "granitemoe_swa"),
     "GraniteMoeSharedForCausalLM": Family("granite_moe", "granitemoeshared"),
     "GraniteSWAForCausalLM": Family("granite_swa", "granite_swa"),
     "HeliumForCausalLM": Family("helium", "helium"),
@@ -154,7 +157,11 @@ EURO_BERT = {
 }
 BGE_M3 = {"BgeM3EmbeddingModel": Family("bert", "")}  # which calls itself XLMRobertaModel
 ARCHITECTURES = FAMILIES | ENCODERS | CLASSIFIERS | EMBEDDERS | EURO_BERT | BGE_M3
-OLDER_NAMES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}  # which checkpoints bear, and transformers no more
+# which checkpoints bear, and transformers does not
+OLDER_NAMES = {
+    "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
+    "PhiMoEForCausalLM": "PhimoeForCausalLM",
+}
 
 
 class Model(Protocol):

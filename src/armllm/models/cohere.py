@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from armllm.layers.norm import HeadNorm, LayerNorm
+from armllm.layers.norm import HeadNorm, LayerNorm, RMSNorm
 from armllm.models.llama import LlamaForCausalLM, llama_fields
 from armllm.models.rope import read_rope
 from armllm.models.stablelm import HeadNormAttention, ParallelConfig, ParallelDecoderLayer
@@ -45,7 +45,7 @@ class CohereDecoderLayer(ParallelDecoderLayer):
     attention_class = CohereAttention
 
     @staticmethod
-    def load_norm(config: Any, weights: Weights, name: str) -> LayerNorm:
+    def load_norm(config: Any, weights: Weights, name: str) -> RMSNorm | LayerNorm:
         """A norm without bias."""
         return LayerNorm(weights.scope(name), config.hidden_size, config.rms_norm_eps, bias=False)
 
@@ -82,14 +82,8 @@ class Cohere2ForCausalLM(CohereForCausalLM):
 
     @staticmethod
     def read_config(reader: ConfigReader) -> CohereConfig:
-        """The config.json of Command R7B and A. Some say in more keys what the class is anyway."""
-        for name, value in (
-            ("rotary_pct", 1.0),
-            ("use_gated_activation", True),
-            ("use_parallel_block", True),
-        ):
-            reader.only(name, value)
-        fields = cohere_fields(reader, "Cohere2ForCausalLM", default_theta=10000.0)
+        """The config.json of Command R7B and A."""
+        fields = cohere2_fields(reader, "Cohere2ForCausalLM")
         num_layers = fields["num_layers"]
         kinds = read_pattern(reader, num_layers, 4)
         return CohereConfig(
@@ -99,10 +93,25 @@ class Cohere2ForCausalLM(CohereForCausalLM):
         )
 
 
-def cohere_fields(reader: ConfigReader, architecture: str, *, default_theta: float) -> dict[str, Any]:
-    """What both share."""
+def cohere2_fields(reader: ConfigReader, architecture: str, **defaults: int) -> dict[str, Any]:
+    """As `cohere_fields`; some files say in more keys what the class is anyway."""
+    for name, value in (("rotary_pct", 1.0), ("use_gated_activation", True), ("use_parallel_block", True)):
+        reader.only(name, value)
+    return cohere_fields(reader, architecture, default_theta=10000.0, **defaults)
+
+
+def cohere_fields(
+    reader: ConfigReader, architecture: str, *, default_theta: float, default_head_dim: int | None = None
+) -> dict[str, Any]:
+    """What all share."""
     bias = reader.boolean("attention_bias", default=False)
-    common = reader.common(architecture, default_eos=255001, default_positions=8192, default_tied=True)
+    common = reader.common(
+        architecture,
+        default_eos=255001,
+        default_positions=8192,
+        default_head_dim=default_head_dim,
+        default_tied=True,
+    )
     rope = read_rope(
         reader,
         head_dim=common["head_dim"],

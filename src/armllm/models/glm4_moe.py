@@ -57,7 +57,9 @@ class GroupedMoE:
 
     def __init__(self, config: GroupedMoEConfig, weights: Weights) -> None:
         hidden_size, routing = config.hidden_size, config.routing
-        self.router = GroupedRouter(weights.scope("gate"), hidden_size, routing)
+        beside = weights.has("e_score_correction_bias")  # the bias, as EXAONE stores it
+        router, name = (weights, "gate.weight") if beside else (weights.scope("gate"), "weight")
+        self.router = GroupedRouter(router, hidden_size, routing, name=name)
         self.experts = load_experts(
             weights,
             routing.num_experts,
@@ -165,6 +167,18 @@ def sparse_fields(
         "sparse": tuple(index >= dense for index in range(layers)),
         "num_predicting": min(predicting, 16),
     }
+
+
+DENSE, SPARSE = "dense", "sparse"
+
+
+def read_sparse(reader: ConfigReader, dense: int) -> tuple[bool, ...]:
+    """mlp_layer_types: per layer, whether it has experts; by default, all but the first ``dense``."""
+    layers = reader.num_layers()
+    kinds = reader.get("mlp_layer_types", [DENSE if index < dense else SPARSE for index in range(layers)])
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in (DENSE, SPARSE) for k in kinds):
+        raise reader.error(f"mlp_layer_types must be a list of {layers} times {DENSE} or {SPARSE}")
+    return tuple(kind == SPARSE for kind in kinds)
 
 
 def read_routing(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from armllm.models.deepseek import DeepseekV3ForCausalLM, read_deepseek
-from armllm.models.glm4_moe import read_routing, sparse_fields
+from armllm.models.glm4_moe import read_routing, read_sparse, sparse_fields
 from armllm.models.latent import Defaults
 
 if TYPE_CHECKING:
     from armllm.checkpoint.config import ConfigReader
     from armllm.models.deepseek import DeepSeekConfig
-
-DENSE, SPARSE = "dense", "sparse"
 
 
 class Glm4MoeLiteForCausalLM(DeepseekV3ForCausalLM):
@@ -26,18 +24,10 @@ class Glm4MoeLiteForCausalLM(DeepseekV3ForCausalLM):
         reader.only("first_k_dense_replace", 1)  # which transformers does not read
         routing = read_routing(reader, num_experts=64, per_token=4, groups=(1, 1), factor=1.8, sigmoid=True)
         fields = sparse_fields(reader, routing, size=1536, shared=1, first=1)
-        layers = len(fields["sparse"])
-        kinds = reader.get("mlp_layer_types", [DENSE, *[SPARSE] * (layers - 1)])
-        if (
-            not isinstance(kinds, list)
-            or len(kinds) != layers
-            or any(k not in (DENSE, SPARSE) for k in kinds)
-        ):
-            raise reader.error(f"mlp_layer_types must be a list of {layers} times {DENSE} or {SPARSE}")
         return read_deepseek(
             reader,
             "Glm4MoeLiteForCausalLM",
-            fields | {"sparse": tuple(kind == SPARSE for kind in kinds)},
+            fields | {"sparse": read_sparse(reader, 1)},
             Defaults(
                 eos=1,
                 positions=202752,

@@ -1,4 +1,7 @@
-"""Granite with windows and attention sinks (Granite Team 2026), and a rotary embedding for each layer."""
+"""Granite with windows and attention sinks (Granite Team 2026), and a rotary embedding for each layer.
+
+Dense, or with experts.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from armllm.models.granite import (
     GraniteForCausalLM,
     granite_fields,
 )
+from armllm.models.granite_moe import GraniteMoeConfig, GraniteMoeSharedDecoderLayer
+from armllm.models.mixtral import routing_fields
 from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
 
 if TYPE_CHECKING:
@@ -41,6 +46,17 @@ class GraniteSwaAttention(GraniteAttention):
 
 class GraniteSwaDecoderLayer(GraniteDecoderLayer):
     """Granite's layer around this attention."""
+
+    attention_class = GraniteSwaAttention
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraniteMoeSwaConfig(GraniteSwaConfig, GraniteMoeConfig):
+    """With experts."""
+
+
+class GraniteMoeSwaDecoderLayer(GraniteMoeSharedDecoderLayer):
+    """The layer of Granite MoE around this attention."""
 
     attention_class = GraniteSwaAttention
 
@@ -79,23 +95,42 @@ class GraniteSWAForCausalLM(GraniteForCausalLM):
             default_kv_heads=4,
             default_tied=True,
         )
-        fields: dict[str, Any] = granite_fields(reader, common, default_eps=1e-5, kinds_known=True)
-        num_layers, rope = common["num_layers"], fields["rope"]
-        if rope.switch_length is not None:
-            raise reader.error("rope_type 'longrope' is not supported for this architecture")
-        name = "layer_rope_theta"
-        thetas = reader.get(name, [rope.theta] * num_layers)
-        if not isinstance(thetas, list) or len(thetas) != num_layers:
-            raise reader.error(f"{name} must be a list of {num_layers} numbers, one per layer")
-        numbers = [
-            0 if theta == 0 else ConfigReader({name: theta}, reader.path, reader.prefix).number(name)
-            for theta in thetas
-        ]
-        default = [SLIDING if index % 4 else FULL for index in range(num_layers)]
-        kinds = read_layer_types(reader, num_layers, default)
-        window = reader.optional_integer("sliding_window", 128)
         return GraniteSwaConfig(
-            **fields | {"windows": by_layer(reader, kinds, window)},
+            **swa_fields(reader, granite_fields(reader, common, default_eps=1e-5, kinds_known=True)),
             mlp_bias=reader.boolean("mlp_bias", default=False),
-            thetas=tuple(numbers),
         )
+
+
+class GraniteMoeSWAForCausalLM(GraniteSWAForCausalLM):
+    """The same with experts."""
+
+    layer_class = GraniteMoeSwaDecoderLayer  # type: ignore[assignment]
+
+    @staticmethod
+    def read_config(reader: ConfigReader) -> GraniteMoeSwaConfig:
+        """The config.json of Granite MoE with windows."""
+        return GraniteMoeSwaConfig(
+            **swa_fields(reader, granite_fields(reader, "GraniteMoeSWAForCausalLM", kinds_known=True)),
+            **routing_fields(reader, num_experts=reader.integer("num_local_experts", 8), per_token=2),
+            normalize=True,
+            shared_size=reader.count("shared_intermediate_size", 0),
+        )
+
+
+def swa_fields(reader: ConfigReader, fields: dict[str, Any]) -> dict[str, Any]:
+    """`GraniteSwaConfig`'s fields from those of `granite_fields`."""
+    num_layers, rope = fields["num_layers"], fields["rope"]
+    if rope.switch_length is not None:
+        raise reader.error("rope_type 'longrope' is not supported for this architecture")
+    name = "layer_rope_theta"
+    thetas = reader.get(name, [rope.theta] * num_layers)
+    if not isinstance(thetas, list) or len(thetas) != num_layers:
+        raise reader.error(f"{name} must be a list of {num_layers} numbers, one per layer")
+    numbers = [
+        0 if theta == 0 else ConfigReader({name: theta}, reader.path, reader.prefix).number(name)
+        for theta in thetas
+    ]
+    default = [SLIDING if index % 4 else FULL for index in range(num_layers)]
+    kinds = read_layer_types(reader, num_layers, default)
+    window = reader.optional_integer("sliding_window", 128)
+    return fields | {"windows": by_layer(reader, kinds, window), "thetas": tuple(numbers)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from armllm.layers.norm import LayerNorm
+from armllm.layers.norm import LayerNorm, RMSNorm
 from armllm.models.llama import LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM, llama_fields, plain_mlp
 from armllm.models.windows import same_everywhere
 
@@ -18,7 +18,7 @@ class LayerNormDecoderLayer(LlamaDecoderLayer):
     """Llama's layer with layer norms."""
 
     @staticmethod
-    def load_norm(config: Any, weights: Weights, name: str) -> LayerNorm:
+    def load_norm(config: Any, weights: Weights, name: str) -> RMSNorm | LayerNorm:
         """One of the norms."""
         return LayerNorm(weights.scope(name), config.hidden_size, config.rms_norm_eps)
 

@@ -8,8 +8,11 @@ from tests.armllm.models.decoder_configs import (
     FULL,
     POSITIONS,
     SLIDING,
+    cohere2,
     decoder,
+    exaone4,
     granite,
+    granite_swa,
     hunyuan,
     latent,
     qwen_windows,
@@ -256,6 +259,44 @@ def flex_olmo(rng: random.Random) -> Config:
     config = olmoe(rng) | {"model_type": "flex_olmo"}
     del config["clip_qkv"]
     return config
+
+
+def exaone_moe(rng: random.Random) -> Config:
+    config = exaone4(rng) | {"model_type": "exaone_moe", "norm_topk_prob": rng.random() < 0.5}
+    config["sliding_window"] = config["sliding_window"] or 7  # transformers wants one
+    layers = config["num_hidden_layers"]
+    routed = grouped_experts(rng, layers)
+    routed["num_experts"] = routed.pop("n_routed_experts")
+    routed["num_shared_experts"] = routed.pop("n_shared_experts")
+    kinds = {"mlp_layer_types": [rng.choice(["dense", "sparse"]) for _ in range(layers)]}
+    return config | routed | rng.choice([{}, kinds])
+
+
+def cohere2_moe(rng: random.Random) -> Config:
+    config = cohere2(rng) | {"model_type": "cohere2_moe", "intermediate_size": rng.choice([24, 64])}
+    layers = config["num_hidden_layers"]
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    if scaling := config.pop("rope_scaling", None):
+        config["rope_parameters"] = {"rope_type": scaling.get("type"), **scaling}
+    extra: Config = {
+        "rms_norm_eps": rng.choice([None, 1e-5, 1e-2]),
+        "num_shared_experts": rng.choice([0, 1, 2]),
+        "shared_expert_combination_strategy": rng.choice(["average", "sum"]),
+        "expert_selection_fn": rng.choice(["softmax", "sigmoid"]),
+        "norm_topk_prob": rng.random() < 0.5,
+        "prefix_dense_sliding_window_pattern": rng.choice([1, 1, 2]),
+        "prefix_dense_intermediate_size": rng.choice([None, 40]),
+    }
+    kinds = {"mlp_layer_types": [rng.choice(["dense", "sparse"]) for _ in range(layers)]}
+    dense = rng.choice([{}, {"first_k_dense_replace": rng.randint(1, layers)}, kinds])
+    return config | extra | dense | experts(rng, "num_experts")
+
+
+def granite_moe_swa(rng: random.Random) -> Config:
+    config = granite_swa(rng) | {"model_type": "granitemoe_swa", "intermediate_size": rng.choice([24, 64])}
+    del config["mlp_bias"]
+    shared = {"shared_intermediate_size": rng.choice([0, 16, 40])}
+    return config | shared | experts(rng, "num_local_experts")
 
 
 def hunyuan_moe(rng: random.Random) -> Config:

@@ -99,6 +99,15 @@ def read(tmp_path, architecture, **values):
         ("Cohere2ForCausalLM", {"num_hidden_layers": 5}, (4096, 4096, 4096, None, 4096)),
         ("Cohere2ForCausalLM", {"sliding_window_pattern": 2, "sliding_window": 7}, (7, None)),
         ("Cohere2ForCausalLM", {"_sliding_window_pattern": 4, "layer_types": [SLIDING, FULL]}, (4096, None)),
+        ("Cohere2MoeForCausalLM", {"num_hidden_layers": 5}, (4096, 4096, 4096, None, 4096)),
+        ("Cohere2MoeForCausalLM", {"first_k_dense_replace": 1}, (None, 4096)),
+        (
+            "Cohere2MoeForCausalLM",
+            {"first_k_dense_replace": 3, "prefix_dense_sliding_window_pattern": 2, "num_hidden_layers": 5},
+            (4096, None, 4096, 4096, 4096),
+        ),
+        ("ExaoneMoeForCausalLM", {"num_hidden_layers": 5}, (4096, 4096, 4096, None, 4096)),
+        ("GraniteMoeSWAForCausalLM", {"num_hidden_layers": 5}, (None, 128, 128, 128, None)),
         ("Exaone4ForCausalLM", {"num_hidden_layers": 5}, (4096, 4096, 4096, None, 4096)),
         ("Exaone4ForCausalLM", {"sliding_window": None, "sliding_window_pattern": None}, (None, None)),
         (
@@ -246,6 +255,20 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("Cohere2ForCausalLM", {"rotary_pct": 0.5}, "rotary_pct 0.5 is not supported"),
         ("Cohere2ForCausalLM", {"use_parallel_block": False}, "use_parallel_block False"),
         ("Cohere2ForCausalLM", {"use_qk_norm": True}, "use_qk_norm True is not known"),
+        ("Cohere2MoeForCausalLM", {"expert_selection_fn": "tanh"}, "expert_selection_fn 'tanh'"),
+        ("Cohere2MoeForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types must be a list of 2"),
+        ("Cohere2MoeForCausalLM", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is above"),
+        ("Cohere2MoeForCausalLM", {"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling {"),
+        (
+            "Cohere2MoeForCausalLM",
+            {"shared_expert_combination_strategy": "max"},
+            "shared_expert_combination_strategy 'max'",
+        ),
+        ("ExaoneMoeForCausalLM", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        ("ExaoneMoeForCausalLM", {"mlp_layer_types": [1, 2]}, "mlp_layer_types must be a list of 2"),
+        ("ExaoneMoeForCausalLM", {"n_group": 3}, "n_group 3 does not cut 64 experts"),
+        ("GraniteMoeSWAForCausalLM", {"layer_rope_theta": [1.0]}, "layer_rope_theta must be a list of 2"),
+        ("GraniteMoeSWAForCausalLM", {"num_local_experts": 1}, "num_experts_per_tok 2 is above"),
         ("Exaone4ForCausalLM", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be"),
         ("Glm4MoeForCausalLM", {"n_group": 3}, "n_group 3 does not cut 128 experts"),
         ("Glm4MoeForCausalLM", {"n_group": 64, "topk_group": 3}, "topk_group 3 of 64 leaves too few"),
@@ -350,8 +373,8 @@ def test_defaults_are_those_of_transformers(tmp_path, architecture):
     assert ours.eos_token_ids == ({named} if named in range(theirs.vocab_size) else frozenset())
     for name in ("num_experts_per_tok", "moe_intermediate_size", "clip_qkv"):
         assert (getattr(ours, name, None) or None) == getattr(theirs, name, None)
-    theirs_eps = (getattr(theirs, name) for name in EPSILONS if hasattr(theirs, name))
-    assert getattr(ours, "rms_norm_eps", None) == next(theirs_eps, None)
+    theirs_eps = (getattr(theirs, name, None) for name in EPSILONS)
+    assert getattr(ours, "rms_norm_eps", None) == next(filter(None, theirs_eps), None)
     if hasattr(theirs, "rope_parameters"):
         kinds = {**theirs.rope_parameters}
         assert ours.rope.theta == kinds.get("full_attention", kinds)["rope_theta"]
