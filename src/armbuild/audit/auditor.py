@@ -230,13 +230,17 @@ class _Run:
             self.warnings.append(f"{name}: set-user or set-group bit")
         if keep:
             self.requested[name] = temporary.read_bytes()
+        machines = self.wheel.machines if self.wheel and copied.head == LIBRARY else None
+        self.elf_files += copied.head.startswith(ELF) or machines is not None
+        if self.elf_files > _MAX_ELF_FILES:
+            raise BrokenArchive(f"refused: it has more than {_MAX_ELF_FILES} ELF files and static libraries")
         if copied.head.startswith(ELF):
             self.has_code = True
             self._elf(name, temporary, size)
             if self.wheel:
                 elf_wheel.write(temporary, name)
-        elif self.wheel and copied.head == LIBRARY:
-            self._library(name, temporary, self.wheel.machines)
+        elif machines is not None:
+            self._library(name, temporary, machines)
 
     def _may_keep(self, name: str, size: int) -> bool:
         """Return whether a file's content goes into the report; too much of it is an error."""
@@ -266,11 +270,8 @@ class _Run:
         except BrokenElf as error:
             self.errors.append(f"{name}: {error}")
             self.broken += 1
-        self.elf_files += 1
         if self.broken > _MAX_BROKEN:
             raise BrokenArchive(f"refused: it has more than {_MAX_BROKEN} broken ELF files")
-        if self.elf_files > _MAX_ELF_FILES:
-            raise BrokenArchive(f"refused: it has more than {_MAX_ELF_FILES} ELF files")
         if self.sections > _MAX_SECTIONS:
             raise BrokenArchive(f"refused: its ELF files have more than {_MAX_SECTIONS} sections")
         if self.work > _MAX_WORK:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+from tests.armbuild import wheels
 
 from armbuild.artifact import elffile
 from armbuild.audit import audit_path, auditor, code
@@ -85,7 +86,18 @@ def test_elf_files_and_their_sections_are_counted(tmp_path, elf, monkeypatch):
     monkeypatch.setattr(auditor, "_MAX_SECTIONS", 3 * sections - 1)
     assert "its ELF files have more than" in audit_path(tmp_path).errors[0]
     monkeypatch.setattr(auditor, "_MAX_ELF_FILES", 2)
-    assert audit_path(tmp_path).errors == ("refused: it has more than 2 ELF files",)
+    assert audit_path(tmp_path).errors == ("refused: it has more than 2 ELF files and static libraries",)
+
+
+def test_static_libraries_of_a_wheel_count(tmp_path, monkeypatch):
+    """100,000 empty ones were each copied to the disk, in 23 s."""
+    path = wheels.write(
+        tmp_path, "thing-1.0-py3-none-any.whl", {f"thing/{name}.a": b"!<arch>\n" for name in "abc"}
+    )
+    monkeypatch.setattr(auditor, "_MAX_ELF_FILES", 4)  # with the extension module
+    assert not any("refused" in error for error in audit_path(path).errors)
+    monkeypatch.setattr(auditor, "_MAX_ELF_FILES", 3)
+    assert audit_path(path).errors == ("refused: it has more than 3 ELF files and static libraries",)
 
 
 def test_documents_that_a_caller_wants_are_kept_up_to_a_limit_and_then_an_error(tmp_path, monkeypatch):
