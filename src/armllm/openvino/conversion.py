@@ -22,6 +22,16 @@ def is_ir(folder: Path) -> bool:
     return (folder / IR).is_file()
 
 
+def check_parts(folder: Path) -> None:
+    """CheckpointError for a model of several graphs, whose config.json is not that of one."""
+    parts = sorted(path.name for path in folder.glob("openvino_*_model.xml"))
+    if parts and not is_ir(folder):
+        raise CheckpointError(
+            f"{folder} has {', '.join(parts)} in place of {IR}: models of several graphs, such as those for"
+            " pictures, speech and translation, are not supported"
+        )
+
+
 def weight_options(quantization: str | None, dtype: str) -> list[str]:
     """The arguments of ``optimum-cli export openvino`` for our names of weights and dtype.
 

@@ -255,7 +255,7 @@ def _read(path: Path) -> Any:
             raise
         raise CheckpointError(
             f"{path} has no input beam_idx, by which OpenVINO finds the KV cache; make it by optimum-cli"
-            " export openvino --task text-generation-with-past"
+            " export openvino --task text-generation-with-past, or leave out --backend for an encoder"
         ) from None
     return model
 

@@ -23,7 +23,7 @@ from armllm.checkpoint.safetensors_file import MAX_BYTES
 from armllm.engine.runner import Runner
 from armllm.engine.stats import LoadReport
 from armllm.errors import CheckpointError, RequestError
-from armllm.openvino.conversion import convert, is_ir, weight_options
+from armllm.openvino.conversion import check_parts, convert, is_ir, weight_options
 from armllm.openvino.graph import Graph, Precision
 from armllm.progress import progress
 
@@ -52,6 +52,7 @@ def read_config(folder: Path) -> ModelConfig:
     Only LongRoPE concerns the engine: a graph has one set of frequencies for all sequences of a step, so
     sequences end where the other set begins.
     """
+    check_parts(folder)
     reader = ConfigReader.open(folder)
     for name, others in OTHER_NAMES.items():
         for other in others:

@@ -84,7 +84,14 @@ def test_a_cache_that_no_input_chooses(folder):
         gather.output(0).replace(gather.input_value(0))
     model.remove_parameter(beams)
     openvino.save_model(model, folder / XML)
-    refused(folder, "no input beam_idx, .* --task text-generation-with-past")
+    refused(folder, "no input beam_idx, .* .* or leave out --backend for an encoder")
+
+
+def test_a_model_of_several_graphs(folder):
+    """Its config.json would be blamed, or optimum-intel would be asked to convert the folder."""
+    for name in (XML, BIN):
+        (folder / name).rename(folder / name.replace("model", "language_model"))
+    refused(folder, "has openvino_language_model.xml in place of .*: models of several graphs")
 
 
 @pytest.mark.parametrize(
