@@ -102,7 +102,10 @@ class Budget:
             self.count += 1
         most = self.most // self.images
         if self.count > most:
-            raise CheckFailed(f"{self.path}: refused: it has more than {most} files, folders and headers")
+            several = f" in one of {self.images} images: save fewer platforms" if self.images > 1 else ""
+            raise CheckFailed(
+                f"{self.path}: refused: it has more than {most} files, folders and headers{several}"
+            )
 
     def _take_names(self, entry: Entry) -> None:
         names = (entry.name, entry.linkname)
