@@ -15,6 +15,7 @@ from armbuild import audit
 from armbuild.artifact.archives import BROKEN
 from armbuild.artifact.wheelfile import parse_name
 from armbuild.audit.archive import BrokenArchive
+from armbuild.audit.effort import Effort
 from armbuild.audit.opening import kind_of
 from armbuild.errors import CheckFailed, UsageError, one_line
 from armbuild.host import cache
@@ -217,10 +218,10 @@ def _signature(path: Path, statement: Path, signer: Signer | None) -> Check:
 def _image(path: Path, file: Path | None, wheels: tuple[Path, ...]) -> Iterator[Check]:
     """Check each image of an archive: digests, labels, bill of materials, the files of wheels, provenance."""
     number, count = 0, 1
-    images = []
+    images, effort = [], Effort()
     beside = provenance.beside(path)
     while number < count:
-        report = audit.audit_path(path, image=number, keep=claims.keep)
+        report = audit.audit_path(path, image=number, keep=claims.keep, effort=effort)
         image = claims.read(report)
         images.append(image)
         number, count = number + 1, report.images

@@ -16,6 +16,7 @@ from armbuild.artifact import variant, wheelfile
 from armbuild.artifact.archives import TEXT_LIMIT
 from armbuild.audit import allocator, code, gpu, stable_abi, wheel
 from armbuild.audit.archive import ELF, LIBRARY, Archive, BrokenArchive, Member, copy
+from armbuild.audit.effort import Effort
 from armbuild.audit.elf import BrokenElf, Elf, broken_is_a_verdict, read_elf
 from armbuild.audit.floor import Guard, built_in_guards, parse_floor, parse_guard
 from armbuild.audit.hygiene import check_hygiene
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 _RECORD_LIMIT = 64 << 20  # a row for each of 200,000 files
 _KEPT_LIMIT, _ALL_KEPT_LIMIT = 16 << 20, 64 << 20
 """Bytes of a document that the caller wants, and of all of them: of JSON, Python makes 25 times as many."""
-_MAX_ELF_FILES, _MAX_BROKEN, _MAX_SECTIONS = 10_000, 20, 500_000
-_MAX_WORK = 3_000_000
-"""Steps through what runs when libraries are loaded: 2.3 million instructions with torch and OpenVINO."""
 _OPENMP = re.compile(r"lib(gomp|omp|iomp5)([-.]|$)")
 
 
@@ -47,15 +45,16 @@ def audit_path(
     expect_targets: Iterable[str] | None = None,
     image: int = 0,
     keep: Callable[[str], bool] = lambda _name: False,
+    effort: Effort | None = None,
 ) -> AuditReport:
     """Audit a wheel, an ELF file, a folder or an OCI archive.
 
     ``floor`` (a core, product, or compiler-style architecture) turns instructions above it into errors,
     unless a guard (``PATTERN=FEATURES``) covers their function or section; armllm's own wheel is always held
     to the baseline that its build_info.json states. ``expect_targets`` are the kernel targets that it must
-    hold, no more and no fewer. ``image`` is the number of one in an OCI archive of several. The files whose
-    names ``keep`` says yes to are in ``texts``. Raises UsageError for a path, floor or guard that makes no
-    sense; whatever is wrong with the content is in ``errors``.
+    hold, no more and no fewer. ``image`` is the number of one in an OCI archive of several, which have the
+    same ``effort``. The files whose names ``keep`` says yes to are in ``texts``. Raises UsageError for a
+    path, floor or guard that makes no sense; whatever is wrong with the content is in ``errors``.
     """
     path = Path(path)
     parsed = (*built_in_guards(), *(parse_guard(item) if isinstance(item, str) else item for item in guards))
@@ -65,7 +64,8 @@ def audit_path(
     try:
         with open_archive(path, kind, image) as archive:
             expected = None if expect_targets is None else tuple(expect_targets)
-            return replace(_Run(archive, floor, parsed, expected, keep).report(), image=image)
+            run = _Run(archive, floor, parsed, expected, keep=keep, effort=effort or Effort())
+            return replace(run.report(), image=image)
     except BrokenArchive as error:
         return AuditReport(
             path=path, kind=kind, size=path.stat().st_size, errors=(one_line(str(error)),), floor=floor
@@ -81,13 +81,15 @@ class _Run:
         floor: str | None,
         guards: tuple[Guard, ...],
         expected: tuple[str, ...] | None,
+        *,
         keep: Callable[[str], bool],
+        effort: Effort,
     ) -> None:
         self.archive = archive
         self.keep = keep
         self.has_code = False
-        self.elf_files = self.broken = self.sections = self.uses = self.work = 0
-        self.gpu_entries = self.kept_bytes = 0
+        self.effort = effort
+        self.kept_bytes = 0
         self.floor = floor
         self.guards = guards
         self.expected = expected
@@ -231,9 +233,8 @@ class _Run:
         if keep:
             self.requested[name] = temporary.read_bytes()
         machines = self.wheel.machines if self.wheel and copied.head == LIBRARY else None
-        self.elf_files += copied.head.startswith(ELF) or machines is not None
-        if self.elf_files > _MAX_ELF_FILES:
-            raise BrokenArchive(f"refused: it has more than {_MAX_ELF_FILES} ELF files and static libraries")
+        self.effort.spent["files"] += copied.head.startswith(ELF) or machines is not None
+        self.effort.check()
         if copied.head.startswith(ELF):
             self.has_code = True
             self._elf(name, temporary, size)
@@ -269,21 +270,13 @@ class _Run:
                 self._read_elf(name, path, size)
         except BrokenElf as error:
             self.errors.append(f"{name}: {error}")
-            self.broken += 1
-        if self.broken > _MAX_BROKEN:
-            raise BrokenArchive(f"refused: it has more than {_MAX_BROKEN} broken ELF files")
-        if self.sections > _MAX_SECTIONS:
-            raise BrokenArchive(f"refused: its ELF files have more than {_MAX_SECTIONS} sections")
-        if self.work > _MAX_WORK:
-            raise BrokenArchive("refused: loading its ELF files runs more code than is followed")
-        if self.uses > code.MAX_USES:
-            raise BrokenArchive(f"refused: its functions use extensions in more than {code.MAX_USES} ways")
-        if self.gpu_entries > gpu.MAX_ENTRIES:
-            raise BrokenArchive(f"refused: it has more than {gpu.MAX_ENTRIES} pieces of code for GPUs")
+            self.effort.spent["broken"] += 1
+        self.effort.check()
 
     def _read_elf(self, name: str, path: Path, size: int) -> None:
         elf = read_elf(path)
-        self.sections += len(elf.sections)
+        spent = self.effort.spent
+        spent["sections"] += len(elf.sections)
         if elf.bits != 64 or not elf.little_endian:
             kind = f"{elf.bits}-bit {'little' if elf.little_endian else 'big'}-endian"
             self.errors.append(f"{name}: {kind} {elf.machine}: only 64-bit little-endian code is supported")
@@ -299,11 +292,11 @@ class _Run:
             self.errors.extend(page_errors)
             self.warnings.extend(page_warnings)
             found = code.scan(path, elf)
-            self.work += found.work
-            self.uses += sum(len(function.uses) for function in found.functions)
+            spent["work"] += found.work
+            spent["uses"] += sum(len(function.uses) for function in found.functions)
         gpu_code, gpu_problems = gpu.read(path, elf)
         self.warnings.extend(f"{name}: {problem}" for problem in gpu_problems)
-        self.gpu_entries += sum(item.count for item in gpu_code)
+        spent["gpu entries"] += sum(item.count for item in gpu_code)
         self.files.append(
             ElfReport(
                 name=name,

@@ -119,14 +119,19 @@ def _audits(
     Of an archive's images one is enough that is for ``platform``.
     """
     from armbuild import audit as api  # noqa: PLC0415
+    from armbuild.audit.effort import Effort  # noqa: PLC0415
     from armbuild.audit.verdict import check_platform  # noqa: PLC0415
     from armbuild.image import claims  # noqa: PLC0415
 
-    fits = False
+    fits, effort = False, Effort()
     waiting = [(path, 0) for path in paths]
     while waiting:
         path, number = waiting.pop(0)
-        report = api.audit_path(path, floor=floor, guards=guards, image=number, keep=claims.keep)
+        if not number:
+            effort = Effort()
+        report = api.audit_path(
+            path, floor=floor, guards=guards, image=number, keep=claims.keep, effort=effort
+        )
         claim = claims.read(report) if report.kind == "oci" else None
         if claim:
             report = replace(report, errors=(*report.errors, *claim.errors))

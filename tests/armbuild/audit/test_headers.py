@@ -8,7 +8,7 @@ import pytest
 from tests.armbuild import wheels
 
 from armbuild.artifact import elffile
-from armbuild.audit import audit_path, auditor, code
+from armbuild.audit import audit_path, auditor, code, effort
 from armbuild.audit.elf import read_elf
 
 SVE, RET = 0x04E0E3E0, 0xD65F03C0
@@ -69,9 +69,9 @@ def using(elf):
 def test_functions_that_use_extensions_are_counted_over_all_files(tmp_path, using, monkeypatch):
     (tmp_path / "a.so").write_bytes(using)
     (tmp_path / "b.so").write_bytes(using)
-    monkeypatch.setattr(code, "MAX_USES", 16)
+    monkeypatch.setitem(effort.LIMITS, "uses", 16)
     assert audit_path(tmp_path).ok
-    monkeypatch.setattr(code, "MAX_USES", 15)
+    monkeypatch.setitem(effort.LIMITS, "uses", 15)
     assert audit_path(tmp_path).errors == ("refused: its functions use extensions in more than 15 ways",)
     monkeypatch.setattr(code, "MAX_USES", 7)
     assert "more than 7 uses of extensions" in audit_path(tmp_path).errors[0]
@@ -81,11 +81,11 @@ def test_elf_files_and_their_sections_are_counted(tmp_path, elf, monkeypatch):
     for name in ("a.so", "b.so", "c.so"):
         (tmp_path / name).write_bytes(elf())
     sections = len(read_elf(tmp_path / "a.so").sections)
-    monkeypatch.setattr(auditor, "_MAX_SECTIONS", 3 * sections)
+    monkeypatch.setitem(effort.LIMITS, "sections", 3 * sections)
     assert audit_path(tmp_path).ok
-    monkeypatch.setattr(auditor, "_MAX_SECTIONS", 3 * sections - 1)
+    monkeypatch.setitem(effort.LIMITS, "sections", 3 * sections - 1)
     assert "its ELF files have more than" in audit_path(tmp_path).errors[0]
-    monkeypatch.setattr(auditor, "_MAX_ELF_FILES", 2)
+    monkeypatch.setitem(effort.LIMITS, "files", 2)
     assert audit_path(tmp_path).errors == ("refused: it has more than 2 ELF files and static libraries",)
 
 
@@ -94,9 +94,9 @@ def test_static_libraries_of_a_wheel_count(tmp_path, monkeypatch):
     path = wheels.write(
         tmp_path, "thing-1.0-py3-none-any.whl", {f"thing/{name}.a": b"!<arch>\n" for name in "abc"}
     )
-    monkeypatch.setattr(auditor, "_MAX_ELF_FILES", 4)  # with the extension module
+    monkeypatch.setitem(effort.LIMITS, "files", 4)  # with the extension module
     assert not any("refused" in error for error in audit_path(path).errors)
-    monkeypatch.setattr(auditor, "_MAX_ELF_FILES", 3)
+    monkeypatch.setitem(effort.LIMITS, "files", 3)
     assert audit_path(path).errors == ("refused: it has more than 3 ELF files and static libraries",)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.armbuild.audit.conftest import RET, broken
 
-from armbuild.audit import audit_path, auditor, code, functions, section_batches, startup
+from armbuild.audit import audit_path, code, effort, functions, section_batches, startup
 from armbuild.audit.elf import read_elf
 
 
@@ -62,9 +62,9 @@ def test_short_functions_that_call_each_other_count_as_work(wheel, elf, monkeypa
     call_next = 0x94000002  # BL two words on
     calls = [(f"f{number}", ".init", [call_next, RET]) for number in range(200)]
     content = elf([*calls, ("last", ".init", [RET])])
-    monkeypatch.setattr(auditor, "_MAX_WORK", 1000)
+    monkeypatch.setitem(effort.LIMITS, "work", 1000)
     broken(wheel({"demo/x.so": content}), "loading its ELF files runs more code than is followed")
-    monkeypatch.setattr(auditor, "_MAX_WORK", 3000)
+    monkeypatch.setitem(effort.LIMITS, "work", 3000)
     assert audit_path(wheel({"demo/x.so": content})).ok
 
 

@@ -9,9 +9,12 @@ from tests.armbuild import wheels
 from tests.armbuild.audit import conftest as make
 from tests.armbuild.cli.calls import run
 from tests.armbuild.cli.test_detect import check
+from tests.armbuild.image import small
 
+from armbuild.audit import effort
 from armbuild.cli import main
 from armbuild.cli.options import colored
+from armbuild.image import archive
 
 ROOT = Path(__file__).parents[3]
 SDOT, RET = 0x4E829420, 0xD65F03C0
@@ -43,6 +46,21 @@ def test_floor_makes_it_a_check(capsys, wheel):
     assert run(capsys, "audit", wheel, "--floor", "armv8.2-a+dotprod")[0] == 0
     assert run(capsys, "audit", wheel, "--floor", "neoverse-n1")[0] == 0
     assert run(capsys, "audit", wheel, "--floor", "armv8-a", "--guard", "*_dotprod=dotprod")[0] == 0
+
+
+@pytest.mark.parametrize("command", ["audit", "verify"])
+def test_images_of_an_archive_share_what_an_audit_may_come_to(tmp_path, capsys, monkeypatch, command):
+    """Catches an archive of a hundred images, each of which costs as much as one may."""
+    content = make.make_elf([("f", ".text", [RET])])
+    images = [
+        small.image([small.layer(tmp_path, {"lib/x.so": content}, name=name)], architecture=name)
+        for name in ("arm64", "amd64")
+    ]
+    path = str(archive.write(images, tmp_path / "two.tar", name="localhost/two:1").path)
+    for limit, refused in ((2, False), (1, True)):
+        monkeypatch.setitem(effort.LIMITS, "files", limit)
+        _, out, _ = run(capsys, command, path)
+        assert ("more than 1 ELF files" in out) == refused, out
 
 
 def test_a_wheel_for_another_machine_fails_unless_that_is_asked_for(capsys, tmp_path):
