@@ -89,7 +89,6 @@ class _Run:
         self.keep = keep
         self.has_code = False
         self.effort = effort
-        self.kept_bytes = 0
         self.floor = floor
         self.guards = guards
         self.expected = expected
@@ -233,8 +232,9 @@ class _Run:
         if keep:
             self.requested[name] = temporary.read_bytes()
         machines = self.wheel.machines if self.wheel and copied.head == LIBRARY else None
-        self.effort.spent["files"] += copied.head.startswith(ELF) or machines is not None
-        self.effort.check()
+        if copied.head.startswith(ELF) or machines is not None:
+            self.effort.spent["files"] += 1
+            self.effort.check()
         if copied.head.startswith(ELF):
             self.has_code = True
             self._elf(name, temporary, size)
@@ -247,10 +247,10 @@ class _Run:
         """Return whether a file's content goes into the report; too much of it is an error."""
         if not self.keep(name):
             return False
-        if size > _KEPT_LIMIT or self.kept_bytes + size > _ALL_KEPT_LIMIT:
+        if size > _KEPT_LIMIT or self.effort.kept_bytes + size > _ALL_KEPT_LIMIT:
             self.errors.append(f"{name}: refused: it, or all such files together, have too many bytes")
             return False
-        self.kept_bytes += size
+        self.effort.kept_bytes += size
         return True
 
     def _library(self, name: str, path: Path, machines: frozenset[str]) -> None:

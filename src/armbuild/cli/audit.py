@@ -123,12 +123,10 @@ def _audits(
     from armbuild.audit.verdict import check_platform  # noqa: PLC0415
     from armbuild.image import claims  # noqa: PLC0415
 
-    fits, effort = False, Effort()
-    waiting = [(path, 0) for path in paths]
+    fits = False
+    waiting = [(path, 0, Effort()) for path in paths]
     while waiting:
-        path, number = waiting.pop(0)
-        if not number:
-            effort = Effort()
+        path, number, effort = waiting.pop(0)
         report = api.audit_path(
             path, floor=floor, guards=guards, image=number, keep=claims.keep, effort=effort
         )
@@ -141,7 +139,7 @@ def _audits(
         if not fits and number + 1 >= report.images:
             report = judged
         if number + 1 < report.images:
-            waiting.insert(0, (path, number + 1))
+            waiting.insert(0, (path, number + 1, effort))
         yield report, claim
 
 

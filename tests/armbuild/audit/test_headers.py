@@ -108,6 +108,9 @@ def test_documents_that_a_caller_wants_are_kept_up_to_a_limit_and_then_an_error(
     assert list(report.texts) == ["a", "b"]
     assert len(report.errors) == 1
     assert "c: refused" in report.errors[0]
+    shared = effort.Effort()
+    kept = [audit_path(tmp_path, keep=lambda _name: True, effort=shared).texts for _ in range(2)]
+    assert list(map(list, kept)) == [["a", "b"], []]  # else a hundred images keep as much each
     monkeypatch.setattr(auditor, "_KEPT_LIMIT", 99)
     assert len(audit_path(tmp_path, keep=lambda _name: True).errors) == 3
 
