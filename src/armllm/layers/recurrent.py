@@ -33,16 +33,17 @@ def decay_of(logarithm: Tensor) -> Tensor:
     return logarithm if logarithm.is_meta else logarithm.exp().neg_()
 
 
-def check_width(reader: ConfigReader, name: str, default: int) -> None:
-    """Refuse a convolution over more or fewer tokens than the kernels have."""
+def read_width(reader: ConfigReader, name: str, default: int) -> int:
+    """Of a convolution, in tokens; refused where the kernels do not have it."""
     taps = reader.integer(name, default)
     if not 2 <= taps <= MAX_CONV_WIDTH:
         raise reader.error(f"{name} {taps} is not supported, only 2 to {MAX_CONV_WIDTH}")
+    return taps
 
 
 def check_recurrence(reader: ConfigReader, width: tuple[str, int], keys: tuple[str, int]) -> None:
     """Refuse sizes that the kernels do not have: keys of config.json with their defaults."""
-    check_width(reader, *width)
+    read_width(reader, *width)
     size = reader.integer(*keys)
     if size > MAX_STATE_KEYS:
         raise reader.error(f"{keys[0]} {size} is not supported, only up to {MAX_STATE_KEYS}")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from armllm.layers.causal_conv import CausalConv
 from armllm.layers.embedding import gather
 from armllm.layers.linear import load_linear
-from armllm.layers.mlp import GatedMLP
-from armllm.layers.recurrent import RecurrentLayer, StateShape, check_width
-from armllm.models.llama import LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM, llama_fields
+from armllm.layers.recurrent import RecurrentLayer, StateShape, read_width
+from armllm.models.internlm2 import InternLM2DecoderLayer
+from armllm.models.llama import LlamaConfig, LlamaForCausalLM, llama_fields
 from armllm.models.qwen3 import Qwen3Attention
 from armllm.models.windows import FULL, read_layer_types
 
@@ -66,10 +66,11 @@ class Lfm2Attention(Qwen3Attention):
     head_norm_names = ("q_layernorm", "k_layernorm")
 
 
-class Lfm2DecoderLayer(LlamaDecoderLayer):
-    """Llama's layer around a convolution or attention."""
+class Lfm2DecoderLayer(InternLM2DecoderLayer):
+    """InternLM2's layer around a convolution or attention."""
 
-    attention_class = Lfm2Attention
+    attention_class = Lfm2Attention  # type: ignore[assignment]
+    attention_name = "self_attn"
     norm_names = ("operator_norm", "ffn_norm")
 
     def load_attention(
@@ -79,18 +80,6 @@ class Lfm2DecoderLayer(LlamaDecoderLayer):
         if config.kinds[index] == CONVOLUTION:
             return ShortConvolution(config, weights.scope("conv"))
         return super().load_attention(config, weights, rotary, index)
-
-    @staticmethod
-    def load_mlp(config: Any, weights: Weights, index: int) -> GatedMLP:  # noqa: ARG004
-        """Gate, up and down are w1, w3 and w2."""
-        return GatedMLP(
-            weights.scope("feed_forward"),
-            config.hidden_size,
-            config.intermediate_size,
-            activation=config.activation,
-            names=("w1", "w3"),
-            down="w2",
-        )
 
 
 class Lfm2ForCausalLM(LlamaForCausalLM):
@@ -113,7 +102,6 @@ class Lfm2ForCausalLM(LlamaForCausalLM):
             raise reader.error("full_attn_idxs must be a list of numbers of layers")
         default = [FULL if index in attending else CONVOLUTION for index in range(num_layers)]
         kinds = tuple(read_layer_types(reader, num_layers, default, (FULL, CONVOLUTION)))
-        check_width(reader, "conv_L_cache", 3)
         fields = llama_fields(
             reader,
             common,
@@ -127,7 +115,7 @@ class Lfm2ForCausalLM(LlamaForCausalLM):
             windows=(None,) * num_layers,
             kinds=kinds,
             is_recurrent=CONVOLUTION in kinds,
-            conv_width=reader.integer("conv_L_cache", 3),
+            conv_width=read_width(reader, "conv_L_cache", 3),
             conv_bias=reader.boolean("conv_bias", default=False),
         )
 
