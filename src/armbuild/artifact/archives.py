@@ -126,7 +126,8 @@ def open_tar(
 def inside(root: Path, path: PurePosixPath, *, strict: bool = False) -> Path:
     """Return the place of ``path`` below ``root``; links are followed as from inside the root.
 
-    Raises CheckFailed for more links than a system follows; with ``strict`` for one that leads outside.
+    Raises CheckFailed for a name that no file can have and for more links than a system follows; with
+    ``strict`` for one that leads outside.
     """
     waiting, links = _reversed_parts(os.fspath(path)), 0
     if len(waiting) > MAX_DEPTH:
@@ -140,11 +141,8 @@ def inside(root: Path, path: PurePosixPath, *, strict: bool = False) -> Path:
             steps[1:] = steps[1:-1]
             continue
         steps.append(f"{steps[-1]}/{part}")
-        try:
-            target = os.readlink(steps[-1])  # noqa: PTH115 - for all parts of all entries: it is quick
-        except OSError as error:
-            if error.errno not in _NO_LINK:
-                raise
+        target = _link_target(steps[-1])
+        if target is None:
             continue
         links += 1
         if links > MAX_LINKS:
@@ -156,6 +154,20 @@ def inside(root: Path, path: PurePosixPath, *, strict: bool = False) -> Path:
     if len(steps) - 1 > MAX_DEPTH:  # links add to what the name has
         raise CheckFailed(f"{str(path)[:200]}: lies in more than {MAX_DEPTH} folders")
     return Path(steps[-1])
+
+
+def _link_target(place: str) -> str | None:
+    """Return where a link leads; None for anything else."""
+    try:
+        return os.readlink(place)  # noqa: PTH115 - for all parts of all entries: it is quick
+    except ValueError as error:  # a NUL, or half of a surrogate pair
+        raise CheckFailed(f"{place[:200]!a}: no file can have such a name") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise CheckFailed(f"{place[:200]}...: the name is too long for this system") from error
+        if error.errno not in _NO_LINK:
+            raise
+        return None
 
 
 def _reversed_parts(path: str) -> list[str]:

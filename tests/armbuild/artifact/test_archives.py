@@ -272,6 +272,14 @@ def test_a_text_is_read_up_to_its_limit(tmp_path):
             archives.read_text(archive, "a")
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"), [("a\0b", "no file"), ("\ud800", "no file"), ("n" * 300, "too long")]
+)
+def test_a_place_that_no_file_can_have_is_refused(tmp_path, name, reason):
+    with pytest.raises(CheckFailed, match=reason):
+        archives.inside(tmp_path, PurePosixPath(name, "x"))
+
+
 @pytest.mark.parametrize("target", ["../..", "/", "//", "a/../../.."])
 def test_a_place_below_a_root_is_strict_where_asked(tmp_path, target):
     (root := tmp_path / "root").mkdir()

@@ -195,6 +195,19 @@ def test_the_record_of_a_base_s_package_is_read_up_to_a_limit(tmp_path, monkeypa
         base._hide(tree, "site", {"a"}, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["a\0b", "n" * 300])
+def test_names_that_no_file_can_have_are_refused_in_a_line(tmp_path, name):
+    """A base names its packages and their files as it likes."""
+    with pytest.raises(CheckFailed, match=r"no file can have such a name|too long for this system"):
+        read(
+            tmp_path,
+            {**DEBIAN, "usr/share/doc/x": "", "var/lib/dpkg/status": f"Package: {name}\nVersion: 1\n\n"},
+        )
+    tree = small.tree(tmp_path / "tree", {"site/a-1.dist-info/RECORD": f"{name},,\n"})
+    with pytest.raises(CheckFailed, match=r"no file can have such a name|too long for this system"):
+        base._hide(tree, "site", {"a"}, tmp_path)
+
+
 def test_a_base_is_called_by_its_reference_and_not_by_where_it_lies(tmp_path):
     stack = [small.layer(tmp_path, DEBIAN)]
     names = []
