@@ -78,7 +78,7 @@ class EncoderAttention:
             bidirectional=self.bidirectional,
             logit_soft_cap=self.logit_soft_cap,
         )
-        return out[..., : self.head_dim]
+        return out[..., : self.head_dim].contiguous()  # of one element, even flatten(1) is a view
 
 
 class TextAttention:

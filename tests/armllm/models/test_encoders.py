@@ -81,6 +81,18 @@ def test_classes_are_those_of_transformers(tmp_path, architecture, seed):
         llm.embed(inputs, use_tqdm=False)
 
 
+def test_heads_of_one_element_have_the_same_states(tmp_path):
+    """Catches a product that is given every eighth element of the padded heads."""
+    config = random_config("BertModel", 0) | {"hidden_size": 12, "num_attention_heads": 12}
+    model = save_reference(tmp_path, config)
+    params = PoolingParams(pooling="mean", normalize=False)
+    outputs = load(tmp_path).embed(prompts(0), params, use_tqdm=False)
+    for ids, output in zip(prompts(0), outputs, strict=True):
+        with torch.inference_mode():
+            wanted = model(torch.tensor([ids])).last_hidden_state[0].mean(0)
+        torch.testing.assert_close(torch.tensor(output.outputs.embedding), wanted, rtol=0, atol=1e-4)
+
+
 def test_the_second_text_of_a_pair_has_its_own_segment(tmp_path):
     config = random_config("BertForSequenceClassification", 0) | {"id2label": {"0": "score"}}
     model = save_reference(tmp_path, config)
