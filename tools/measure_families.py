@@ -92,6 +92,8 @@ def is_measured(architecture: str) -> bool:
 def config_of(architecture: str, layers: int) -> dict[str, Any]:
     sizes = ENCODER_SIZES if architecture in ENCODERS else SIZES
     counts = dict.fromkeys(("num_hidden_layers", "n_layers"), layers)
+    if architecture == "Lfm2MoeForCausalLM":  # its class has no default
+        sizes = {**sizes, "layer_types": [("conv", "full_attention")[index % 2] for index in range(layers)]}
     return {"architectures": [architecture], **sizes, **counts, **SPECIAL.get(architecture, {})}
 
 

@@ -60,6 +60,7 @@ class Routing:
     groups: into how many experts are cut, and from how many of these a token's come. normalize: the weights
     of those chosen sum to one. factor: of all weights. sigmoid: scores are sigmoids, else a softmax. biased:
     sigmoids have a bias for the choice (Wang et al. 2024), and a group counts as its two best, else as one.
+    epsilon: added to the sum that normalizes.
     """
 
     num_experts: int
@@ -69,19 +70,28 @@ class Routing:
     groups: tuple[int, int] = (1, 1)
     sigmoid: bool = False
     biased: bool = True
+    epsilon: float = 1e-20
 
 
 class GroupedRouter:
     """Chooses experts in fp32, from the best groups of them (DeepSeek-AI 2024), never by rounded weights.
 
-    ``name``: of the matrix, beside which the bias is.
+    ``name``: of the matrix, beside which the bias is, by the name ``bias``.
     """
 
-    def __init__(self, weights: Weights, hidden_size: int, routing: Routing, *, name: str = "weight") -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        hidden_size: int,
+        routing: Routing,
+        *,
+        name: str = "weight",
+        bias: str = "e_score_correction_bias",
+    ) -> None:
         exact = weights.in_dtype(torch.float32)
         self.weight = exact.take(name, routing.num_experts, hidden_size)
         biased = routing.sigmoid and routing.biased
-        self.bias = exact.take("e_score_correction_bias", routing.num_experts) if biased else None
+        self.bias = exact.take(bias, routing.num_experts) if biased else None
         self.routing = routing
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,7 +105,8 @@ class GroupedRouter:
             expert_ids = ranking.topk(self.routing.num_experts_per_tok)[1]
             expert_weights = scores.gather(1, expert_ids)
         if self.routing.normalize:
-            expert_weights = expert_weights / (expert_weights.sum(dim=-1, keepdim=True) + 1e-20)
+            total = expert_weights.sum(dim=-1, keepdim=True)
+            expert_weights = expert_weights / (total + self.routing.epsilon)
         return expert_ids, expert_weights * self.routing.factor
 
     def _in_best_groups(self, scores: Tensor) -> Tensor:

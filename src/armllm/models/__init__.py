@@ -86,6 +86,7 @@ FAMILIES = {
     "InternLM2ForCausalLM": Family("internlm2", "internlm2"),
     "InternLM3ForCausalLM": Family("internlm3", "internlm3"),
     "Lfm2ForCausalLM": Family("lfm2", "lfm2"),
+    "Lfm2MoeForCausalLM": Family("lfm2_moe", "lfm2_moe"),
     "Llama4ForCausalLM": Family("llama4", "llama4_text"),
     "Llama4ForConditionalGeneration": Family("llama4", "llama4"),
     "LlamaForCausalLM": Family("llama", "llama"),

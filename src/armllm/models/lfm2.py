@@ -91,33 +91,39 @@ class Lfm2ForCausalLM(LlamaForCausalLM):
     @staticmethod
     def read_config(reader: ConfigReader) -> Lfm2Config:
         """LFM2's config.json."""
-        reader.only("hidden_act", "silu", "swish")
-        tied = reader.boolean("tie_embedding", default=reader.boolean("tie_word_embeddings", default=True))
-        common = reader.changed(tie_word_embeddings=tied).common(
-            "Lfm2ForCausalLM", default_eos=2, default_positions=128000, default_kv_heads=8
-        )
-        num_layers = common["num_layers"]
-        attending = reader.get("full_attn_idxs", [*range(num_layers)])
+        attending = reader.get("full_attn_idxs", [*range(reader.num_layers())])
         if not isinstance(attending, list) or not all(type(index) is int for index in attending):
             raise reader.error("full_attn_idxs must be a list of numbers of layers")
-        default = [FULL if index in attending else CONVOLUTION for index in range(num_layers)]
-        kinds = tuple(read_layer_types(reader, num_layers, default, (FULL, CONVOLUTION)))
-        fields = llama_fields(
-            reader,
-            common,
-            default_eps=1e-5,
-            eps_name="norm_eps",
-            default_theta=1e6,
-            default_intermediate=12288,
-        )
-        return Lfm2Config(
-            **fields | {"intermediate_size": _intermediate_size(reader)},
-            windows=(None,) * num_layers,
-            kinds=kinds,
-            is_recurrent=CONVOLUTION in kinds,
-            conv_width=read_width(reader, "conv_L_cache", 3),
-            conv_bias=reader.boolean("conv_bias", default=False),
-        )
+        kinds = [FULL if index in attending else CONVOLUTION for index in range(reader.num_layers())]
+        fields = lfm2_fields(reader, "Lfm2ForCausalLM", kinds, default_intermediate=12288)
+        return Lfm2Config(**fields | {"intermediate_size": _intermediate_size(reader)})
+
+
+def lfm2_fields(
+    reader: ConfigReader, architecture: str, kinds: list[str], *, default_intermediate: int
+) -> dict[str, Any]:
+    """The fields of `Lfm2Config`; ``kinds``: of the layers, where layer_types does not say them."""
+    reader.only("hidden_act", "silu", "swish")
+    tied = reader.boolean("tie_embedding", default=reader.boolean("tie_word_embeddings", default=True))
+    common = reader.changed(tie_word_embeddings=tied).common(
+        architecture, default_eos=2, default_positions=128000, default_kv_heads=8
+    )
+    kinds = read_layer_types(reader, common["num_layers"], kinds, (FULL, CONVOLUTION))
+    fields = llama_fields(
+        reader,
+        common,
+        default_eps=1e-5,
+        eps_name="norm_eps",
+        default_theta=1e6,
+        default_intermediate=default_intermediate,
+    )
+    return fields | {
+        "windows": (None,) * common["num_layers"],
+        "kinds": tuple(kinds),
+        "is_recurrent": CONVOLUTION in kinds,
+        "conv_width": read_width(reader, "conv_L_cache", 3),
+        "conv_bias": reader.boolean("conv_bias", default=False),
+    }
 
 
 def _intermediate_size(reader: ConfigReader) -> int:

@@ -46,6 +46,7 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "Qwen2MoeForCausalLM": expert_configs.qwen2_moe,
     "Qwen3MoeForCausalLM": expert_configs.qwen3_moe,
     "Lfm2ForCausalLM": recurrent_configs.lfm2,
+    "Lfm2MoeForCausalLM": recurrent_configs.lfm2_moe,
     "Qwen3NextForCausalLM": recurrent_configs.qwen3_next,
     "Qwen3_5ForCausalLM": recurrent_configs.qwen3_5,
     "Qwen3_5MoeForCausalLM": recurrent_configs.qwen3_5_moe,
@@ -94,6 +95,7 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
 RECURRENT = {
     "GraniteMoeHybridForCausalLM",
     "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
     "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",

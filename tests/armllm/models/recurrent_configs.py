@@ -69,6 +69,26 @@ def lfm2(rng: random.Random) -> Config:
     return config | size | extra | rng.choice([kinds, kinds, {"full_attn_idxs": [1]}])
 
 
+def lfm2_moe(rng: random.Random) -> Config:
+    config = lfm2(rng)
+    if "block_ff_dim" in config:
+        config["intermediate_size"] = config.pop("block_ff_dim")
+    for name in ("block_auto_adjust_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of"):
+        del config[name]
+    config.pop("full_attn_idxs", None)
+    layers = config["num_hidden_layers"]
+    extra: Config = {
+        "model_type": "lfm2_moe",
+        "layer_types": [rng.choice([FULL, "conv"]) for _ in range(layers)],
+        "moe_intermediate_size": rng.choice([16, 24]),
+        "num_dense_layers": rng.randrange(layers + 1),
+        "norm_topk_prob": rng.random() < 0.6,
+        "routed_scaling_factor": rng.choice([1.0, 2.5]),
+        "use_expert_bias": rng.random() < 0.6,
+    }
+    return config | extra | experts(rng, "num_experts")
+
+
 def granite_hybrid(rng: random.Random) -> Config:
     config = granite(rng)
     for name in ("mlp_bias", "hidden_act"):

@@ -52,7 +52,7 @@ def randomize(model: Any, model_type: str) -> None:
             else:
                 parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("correction_bias"):
+            if name.endswith(("correction_bias", "expert_bias")):
                 buffer.normal_(std=0.3)
             elif name.endswith("layer_scalar"):
                 buffer.uniform_(0.7, 1.3)

@@ -39,6 +39,7 @@ REQUIRED = {
     "OPTForCausalLM": {"ffn_dim": 96},
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2},
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 0},
+    "Lfm2MoeForCausalLM": {"layer_types": ["conv", FULL]},
     "StableLmForCausalLM": {"hidden_size": 256},  # a quarter of each head turns
     "Glm4MoeForCausalLM": {"hidden_size": 256},
     "GPTJForCausalLM": {"rotary_dim": 2},
@@ -235,6 +236,9 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("Lfm2ForCausalLM", {"block_ffn_dim_multiplier": 1e-9}, "leaves nothing of 96"),
         ("Lfm2ForCausalLM", {"full_attn_idxs": 1}, "full_attn_idxs must be a list"),
         ("Lfm2ForCausalLM", {"layer_types": [FULL, "mamba"]}, "only full_attention and conv"),
+        ("Lfm2MoeForCausalLM", {"layer_types": None}, "layer_types is missing"),
+        ("Lfm2MoeForCausalLM", {"num_dense_layers": -1}, "num_dense_layers must be a positive integer"),
+        ("Lfm2MoeForCausalLM", {"num_experts_per_tok": 33}, "num_experts_per_tok 33 is above"),
         ("GraniteSWAForCausalLM", {"layer_rope_theta": [1.0]}, "layer_rope_theta must be a list of 2"),
         ("GraniteSWAForCausalLM", {"layer_rope_theta": [0, "x"]}, "layer_rope_theta must be a positive"),
         ("GraniteSWAForCausalLM", {"sliding_window": None}, "there is no sliding_window"),
