@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from armbuild.artifact.tar_headers import Entry
 
-MAX_FILES = MAX_ENTRIES = 200_000
+MAX_ENTRIES = 200_000
 """Of a tar, folders, links and extended headers count, too: each takes up to 50 us, whatever is in it."""
 FEW_IMAGES = 4
 _MAX_TOTAL = 16 << 30
@@ -35,7 +35,7 @@ _MOST_TEXT = 64 << 20
 def is_bomb(files: int, total: int, size: int) -> bool:
     """Return whether ``files`` of ``total`` bytes in a container of ``size`` bytes are too much."""
     return (
-        files > MAX_FILES
+        files > MAX_ENTRIES
         or total > max(_MAX_TOTAL, _MAX_RATIO_OF_LARGE * size)
         or (total > _RATIO_MATTERS_ABOVE and total > _MAX_RATIO * max(size, 1))
     )

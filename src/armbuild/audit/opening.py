@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from armbuild.artifact.archives import walk
-from armbuild.artifact.limits import MAX_FILES, refuse_holes
+from armbuild.artifact.limits import MAX_ENTRIES, refuse_holes
 from armbuild.audit.archive import ELF, Archive, Kind, Member
 from armbuild.audit.oci import open_oci
 from armbuild.audit.zipped import open_zip
@@ -69,6 +69,6 @@ def _folder(path: Path) -> list[Member]:
                 open=lambda file=file: file.open("rb"),  # type: ignore[misc]
             )
         )
-        if len(members) > MAX_FILES:
-            raise UsageError(f"{path}: more than {MAX_FILES} files")
+        if len(members) > MAX_ENTRIES:
+            raise UsageError(f"{path}: more than {MAX_ENTRIES} files")
     return members

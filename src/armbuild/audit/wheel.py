@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from armbuild.artifact import variant, wheelfile
-from armbuild.artifact.limits import MAX_FILES
+from armbuild.artifact.limits import MAX_ENTRIES
 from armbuild.audit import names
 from armbuild.errors import UsageError
 from armisa import Isa
@@ -61,7 +61,7 @@ class Contents:
         content = next((text for name, text in self.texts.items() if name.endswith(".dist-info/RECORD")), b"")
         lines = io.TextIOWrapper(io.BytesIO(content), "utf-8", "replace", newline="")
         for number, row in enumerate(csv.reader(iter(lambda: lines.readline(_MAX_LINE), ""))):
-            if number > MAX_FILES or len(row) > _MAX_COLUMNS:
+            if number > MAX_ENTRIES or len(row) > _MAX_COLUMNS:
                 raise csv.Error(f"row {number} is one too many, or has too many columns")
             yield row
 

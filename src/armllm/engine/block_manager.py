@@ -68,11 +68,18 @@ class BlockManager:
         """Blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
 
-    def can_grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether the sequence's table can be made long enough for its first ``num_tokens`` tokens."""
+    def can_grow(self, sequence: Sequence, num_tokens: int, promised: int = 0) -> bool:
+        """Whether the sequence's table can be made long enough for its first ``num_tokens`` tokens.
+
+        ``promised``: blocks that others will take before it.
+        """
         if self.states is not None and sequence.state_slot == NO_SLOT and not self.states.available:
             return False
-        return self.blocks_for(num_tokens) - len(sequence.block_table) <= len(self._free)
+        return self.missing(sequence, num_tokens) <= len(self._free) - promised
+
+    def missing(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that a table lacks for this many tokens."""
+        return self.blocks_for(num_tokens) - len(sequence.block_table)
 
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Give the sequence the blocks for its first ``num_tokens`` tokens, which this step will compute.
@@ -82,7 +89,7 @@ class BlockManager:
         """
         if self.states is not None and sequence.state_slot == NO_SLOT:
             self.states.start(sequence)
-        for _ in range(self.blocks_for(num_tokens) - len(sequence.block_table)):
+        for _ in range(self.missing(sequence, num_tokens)):
             sequence.block_table.append(self._take())
         if self.enable_prefix_caching:
             for index in range(len(sequence.prefix_ids), num_tokens // self.block_size):

@@ -181,16 +181,25 @@ class Scheduler:
         return True
 
     def _make_room(self) -> None:
-        """Let the next one run if nothing of its client, or of its request, does.
+        """Let those that come next run if nothing of their client, or of their request, does."""
+        promised = 0  # blocks
+        while self.waiting:
+            waiting, preemptions = self._next(), self.num_preemptions
+            if waiting is None or not self._replace_others(waiting, promised):
+                return
+            if self.num_preemptions == preemptions:  # there was room: the others need no place of anybody
+                return
+            promised += self.blocks.missing(waiting, waiting.num_tokens)
+
+    def _replace_others(self, waiting: Sequence, promised: int) -> bool:
+        """Let a sequence run if nothing of its client, or of its request, does; return whether it runs.
 
         It takes the place of one of several of another client, or else of another request of its client.
+        ``promised``: blocks that are not its.
         """
-        waiting = self._next()
-        if waiting is None or self.whole:
-            return
         callers = [one.caller for one in self.running]
-        if waiting.caller in callers:
-            return
+        if self.whole or waiting.caller in callers:
+            return False
         client = waiting.caller.client
         of_client = any(caller.client == client for caller in callers)
 
@@ -206,15 +215,16 @@ class Scheduler:
         ]
         counts = Counter(map(party, others))
         if self.blocks.waits_for_state(waiting, self.running):
-            return
-        while len(self.running) >= self.max_num_seqs or not self._admit(waiting):
+            return False
+        while len(self.running) >= self.max_num_seqs or not self._admit(waiting, promised):
             most = max(counts, key=counts.__getitem__, default="")
             if counts[most] < 2:
-                return
+                return False
             counts[most] -= 1
             last = next(one for one in others if party(one) == most)
             others.remove(last)
             self._preempt(last)
+        return True
 
     def restart(self, sequence: Sequence) -> None:
         """Let a running sequence be computed from its first token again."""
@@ -238,8 +248,8 @@ class Scheduler:
         running = {sequence.adapter for sequence in self.running} - {None}
         return self.waiting.next({None, *running} if running and len(running) >= self.max_adapters else None)
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Let a waiting sequence run, if all of its tokens fit now.
+    def _admit(self, sequence: Sequence, promised: int = 0) -> bool:
+        """Let a waiting sequence run, if all of its tokens fit now; ``promised`` blocks are not its.
 
         A prompt that starts and is thrown out half-way would be work for nothing.
         """
@@ -247,7 +257,7 @@ class Scheduler:
             if self.blocks.waits_for_state(sequence, self.running):
                 return False
             sequence.num_computed_tokens = self.blocks.share_prefix(sequence)
-        if not self.blocks.can_grow(sequence, sequence.num_tokens):
+        if not self.blocks.can_grow(sequence, sequence.num_tokens, promised):
             self._give_back(sequence)
             return False
         if sequence.num_cached_tokens is None:  # of a sequence that comes back, its own would be found

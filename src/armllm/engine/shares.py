@@ -4,11 +4,12 @@ Prompts are computed in chunks, so that decodes go on beside them. A chunk is so
 read the weights once more for each.
 
 Beyond that, whoever decodes keeps a part p of the speed that it has alone beside those that are more than
-twice as large: requests whose prompts have twice the tokens that it has had, requests or clients with
-twice as many streams, and clients with twice as many requests. So it does beside many requests of a client
-whose answers are brief, because these gain nothing from a batch with long ones. A step with them that takes
-t, instead of s, owes (pt - s) / (1 - p), which the steps without them pay. Requests that are alike owe
-nothing: if the streams of some went on alone, all of them would lose most of the speed of a batch.
+twice as large: requests whose prompts have twice the tokens that it has had, requests with twice as many
+streams, running or waiting, and clients with twice as many streams or requests. So it does beside many
+requests of a client whose answers are brief, because these gain nothing from a batch with long ones. A step
+with them that takes t, instead of s, owes (pt - s) / (1 - p), which the steps without them pay. Requests that
+are alike owe nothing: if the streams of some went on alone, all of them would lose most of the speed of a
+batch.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ class Shares:
         self._patient: list[Sequence] = []  # the others
         self._decoding: set[Caller] = set()  # in the step that was scheduled last
         self._num_prompt_tokens = 0  # in that step
-        self._size: Callable[[Sequence], Size] = lambda _sequence: Size(0, 0)
+        self._size: Callable[[Sequence], Size] = lambda _sequence: Size(0, 0, 0)
         self._beside: list[Sequence] = []  # who decodes
         self._longest = 0  # of their answers, in tokens
-        self._little: Size | None = None  # larger prompts let those wait; None: not asked for yet
+        self._little: tuple[float, float] | None = None  # tokens and requests; None: not asked for yet
         self._has_large = False  # whether one of them is in that step
 
     def decodes(self, decodes: list[Sequence]) -> list[Sequence]:
         """Those that may take part in the next step."""
         if decodes != self._compared:
             brief = {sequence.caller for sequence in decodes if self._is_brief(sequence)}
-            self._compared, self._greedy = decodes, _greedy(decodes) | brief
+            self._compared, self._greedy = decodes, _greedy(decodes, self._size) | brief
             self._patient = [sequence for sequence in decodes if sequence.caller not in self._greedy]
         return self._patient if self._greedy_owe > 0 else decodes
 
@@ -77,9 +78,9 @@ class Shares:
         if self._little is None:
             tokens = min((one.num_computed_tokens for one in self._beside), default=math.inf)
             requests = min((self._size(one).requests for one in self._beside), default=math.inf)
-            self._little = Size(GREEDY * tokens, GREEDY * requests)
+            self._little = GREEDY * tokens, GREEDY * requests
         size = self._size(sequence)
-        if size.tokens > self._little.tokens or size.requests > self._little.requests:
+        if size.tokens > self._little[0] or size.requests > self._little[1]:
             return True
         return self._is_brief(sequence)
 
@@ -137,7 +138,7 @@ class Shares:
         self._greedy_owe = max(0.0, self._greedy_owe - seconds)
 
 
-def _greedy(decodes: list[Sequence]) -> frozenset[Caller]:
+def _greedy(decodes: list[Sequence], size: Callable[[Sequence], Size]) -> frozenset[Caller]:
     """The requests that have many more streams than others, or whose clients do."""
     of_requests: Counter[Caller] = Counter()
     of_clients: Counter[str] = Counter()
@@ -145,6 +146,8 @@ def _greedy(decodes: list[Sequence]) -> frozenset[Caller]:
         streams = 1 if sequence.matcher is None else WITH_GRAMMAR
         of_requests[sequence.caller] += streams
         of_clients[sequence.caller.client] += streams
+    for sequence in decodes:  # what waits would run if others had not come
+        of_requests[sequence.caller] = max(of_requests[sequence.caller], size(sequence).sequences)
     few = GREEDY * min(of_requests.values(), default=0)
     little = GREEDY * min(of_clients.values(), default=0)
     return frozenset(

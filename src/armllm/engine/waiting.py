@@ -28,10 +28,15 @@ def by_rank(sequence: Sequence) -> Rank:
 
 
 class Size(NamedTuple):
-    """Tokens of all prompts of a request, and how many requests its client has queued or running."""
+    """How much comes with a sequence.
+
+    ``tokens``: of all prompts of its request. ``requests``: what its client has queued or running.
+    ``sequences``: what its request has.
+    """
 
     tokens: float
     requests: float
+    sequences: int
 
 
 @dataclasses.dataclass(slots=True)
@@ -115,7 +120,8 @@ class Served:
     def size(self, sequence: Sequence) -> Size:
         """How much has come with it."""
         requests = self._accounts[sequence.caller.client].requests
-        return Size(requests[sequence.caller.request].tokens, len(requests))
+        request = requests[sequence.caller.request]
+        return Size(request.tokens, len(requests), request.num_sequences)
 
     def turn(self, first: Sequence) -> Turn:
         """When a client is served, by its first sequence: first who will have had least when that is done.

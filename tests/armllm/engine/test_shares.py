@@ -152,6 +152,18 @@ def test_so_does_a_request_with_many_answers(scheduler):
     assert min(sequence.num_output_tokens for sequence in scheduler.running) > 25
 
 
+def test_so_do_requests_most_of_whose_answers_wait(scheduler):
+    """It would catch requests that count as one stream each, because others have the rest of the places."""
+
+    def attack():
+        for request in range(20):
+            for _ in range(128):
+                queue(scheduler, "good", 4, 10_000, request=f"bad {request}")
+            run(scheduler, 0.5)
+
+    assert rate_beside(scheduler, attack) > 0.5
+
+
 def test_streams_with_a_grammar_leave_others_half_of_their_speed(scheduler):
     """It would catch grammars whose next tokens take longer to find than the model takes to compute."""
 
@@ -176,6 +188,33 @@ def test_a_request_of_which_nothing_runs_gets_a_place_of_one_that_has_many(sched
     run(scheduler, 3, until=lambda: good.num_output_tokens)
     assert good.num_output_tokens
     assert scheduler.num_preemptions == 1
+
+
+def test_all_requests_that_wait_get_their_places_at_once(scheduler):
+    """It would catch one for each step, where every step has 128 streams."""
+    for request in range(20):
+        for _ in range(128):
+            queue(scheduler, "one", 4, 10_000, request=f"bad {request}")
+        if not request:
+            run(scheduler, 1)
+    good = queue(scheduler, "one", 10, 10)
+    for _ in range(6):
+        scheduler.ran(STEP_SECONDS + sum(count for _, count in step(scheduler)) * DECODE_SECONDS)
+    assert good.num_output_tokens
+    assert len({sequence.caller for sequence in scheduler.running}) == 21
+
+
+def test_those_that_get_places_have_blocks():
+    """It would catch blocks that are free once and promised to each of several prompts."""
+    scheduler = make_scheduler(200, block_size=16, max_num_seqs=128, budget=2048)
+    scheduler.shares = Shares()
+    for _ in range(128):
+        queue(scheduler, "one", 4, 10_000, request="bad")
+    run(scheduler, 1)
+    for _ in range(5):
+        queue(scheduler, "one", 1000, 10)
+    step(scheduler)
+    assert len({sequence.caller for sequence in scheduler.running}) <= 4
 
 
 def test_clients_with_a_stream_each_share_all_steps(scheduler):
