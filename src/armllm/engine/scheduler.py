@@ -72,14 +72,14 @@ class Scheduler:
         """Choose the next step; each sequence returned has ``num_scheduled_tokens`` and blocks for them."""
         self._budget, self._scheduled = self.max_num_batched_tokens, []
         self.blocks.keep_states(self.running)
+        if self.running and self.waiting:
+            self._make_room()
         decodes = [sequence for sequence in self.running if sequence.decodes]
         most = None  # tokens of all prompts
         if self.shares is not None:
             self.shares.compare(decodes, self._served.size)
             if decodes or self._served.has_several:
                 most = self.shares.prompt_tokens()
-        if self.running and self.waiting:
-            self._make_room()
         preemptions = self.num_preemptions
         part = -(-len(decodes) // self.num_steps)
         decodes = [sequence for sequence in decodes if not sequence.num_scheduled_tokens][:part]
@@ -136,7 +136,9 @@ class Scheduler:
                 sequence = waiting
             limit = self._budget
             if self.shares is not None and most is not None and sequence.priority >= urgent:
-                limit = 0 if self.shares.waits(sequence) else min(most, limit)
+                limit = min(most, limit)
+                if self.shares.waits(sequence) and any(one.num_scheduled_tokens for one in self.running):
+                    break  # nobody waits for nothing
             if not limit:
                 break
             before = len(self._scheduled)
