@@ -150,9 +150,12 @@ class _Layer:
         """DeepSeek's: matrices behind the norms of the latent vectors are scaled, too."""
         latent = self.has("self_attn.q_a_proj")
         query = "self_attn.q_a_proj" if latent else "self_attn.q_proj"
-        self.from_norm("input_layernorm", [query, "self_attn.kv_a_proj_with_mqa"], [])
+        indexer = "self_attn.indexer"  # DeepSeek V3.2's, which is not computed here, but written
+        inputs = [f"{indexer}.{name}" for name in ("wk", "weights_proj") if self.has(f"{indexer}.{name}")]
+        self.from_norm("input_layernorm", [query, "self_attn.kv_a_proj_with_mqa"], inputs)
         if latent:
-            self.from_norm("self_attn.q_a_layernorm", ["self_attn.q_b_proj"], [])
+            queries = [f"{indexer}.wq_b"] if self.has(f"{indexer}.wq_b") else []
+            self.from_norm("self_attn.q_a_layernorm", ["self_attn.q_b_proj"], queries)
         self.from_norm("self_attn.kv_a_layernorm", ["self_attn.kv_b_proj"], [])
         self.skip("self_attn.o_proj", "its inputs are expanded from a latent vector")
 

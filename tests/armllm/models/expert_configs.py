@@ -240,6 +240,25 @@ def glm4_moe_lite(rng: random.Random) -> Config:
     return config | rng.choice([{}, kinds, kinds])
 
 
+def deepseek_v32(rng: random.Random) -> Config:
+    config = glm4_moe_lite(rng)
+    extra: Config = {
+        "model_type": "deepseek_v32",
+        "q_lora_rank": rng.choice([12, 24]),
+        "rope_interleave": True,
+        "first_k_dense_replace": rng.randint(0, config["num_hidden_layers"]),
+        # as many as the longest text, which transformers' indexer leaves whole
+        "index_topk": POSITIONS,
+        "index_n_heads": 2,
+        "index_head_dim": 24,
+    }
+    return config | extra
+
+
+def glm_moe_dsa(rng: random.Random) -> Config:
+    return deepseek_v32(rng) | {"model_type": "glm_moe_dsa", "indexer_rope_interleave": True}
+
+
 def dots1(rng: random.Random) -> Config:
     config = decoder(rng) | {"head_dim": rng.choice([8, 24])}
     layers = config["num_hidden_layers"]

@@ -76,6 +76,8 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "DeepseekV2ForCausalLM": expert_configs.deepseek_v2,
     "DeepseekV3ForCausalLM": expert_configs.deepseek_v3,
     "Glm4MoeLiteForCausalLM": expert_configs.glm4_moe_lite,
+    "DeepseekV32ForCausalLM": expert_configs.deepseek_v32,
+    "GlmMoeDsaForCausalLM": expert_configs.glm_moe_dsa,
     "MiniCPM3ForCausalLM": decoder_configs.minicpm3,
     "InternLM3ForCausalLM": decoder_configs.internlm3,
     "GptOssForCausalLM": expert_configs.gpt_oss,

@@ -52,6 +52,7 @@ REQUIRED = {
 
 
 LATENT = {"DeepseekV2ForCausalLM": 192, "DeepseekV3ForCausalLM": 192}
+LATENT |= {"DeepseekV32ForCausalLM": 192, "GlmMoeDsaForCausalLM": 256}
 LATENT |= {"Glm4MoeLiteForCausalLM": 256, "MiniCPM3ForCausalLM": 96}
 
 
@@ -292,6 +293,11 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob True is not supported"),
         ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
         ("DeepseekV3ForCausalLM", {"num_key_value_heads": 8}, "num_key_value_heads must be"),
+        ("DeepseekV32ForCausalLM", {"layer_types": [FULL] * 2}, "layer_types ['full_attention'"),
+        ("DeepseekV32ForCausalLM", {"rope_interleave": False}, "rope_interleave False is not supported"),
+        ("DeepseekV32ForCausalLM", {"q_lora_rank": None}, "q_lora_rank null is not supported"),
+        ("DeepseekV32ForCausalLM", {"index_topk": 0}, "index_topk must be a positive integer"),
+        ("GlmMoeDsaForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types must be a list of 2"),
         ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types must be a list of 2"),
         ("Glm4MoeLiteForCausalLM", {"first_k_dense_replace": 2}, "first_k_dense_replace 2 is not supported"),
         ("MiniCPM3ForCausalLM", {"num_key_value_heads": 8}, "num_key_value_heads must be"),
@@ -332,6 +338,16 @@ def test_a_key_for_drafts_changes_nothing_of_minicpm(tmp_path):
 def test_a_stretched_model_is_offered_as_long_as_it_is(tmp_path, values, limit):
     config = read(tmp_path, "LlamaForCausalLM", max_position_embeddings=256, **values)
     assert config.max_model_len == limit
+
+
+@pytest.mark.parametrize(
+    ("values", "limit"), [({}, 2048), ({"index_topk": 50}, 50), ({"index_topk": 900}, 256)]
+)
+@pytest.mark.parametrize("architecture", ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"])
+def test_no_text_is_longer_than_what_an_indexer_leaves_whole(tmp_path, architecture, values, limit):
+    """Catches texts whose tokens would see more than in transformers."""
+    sizes = {"num_key_value_heads": 32, "max_position_embeddings": 256 if values else 163840}
+    assert read(tmp_path, architecture, **sizes, **values).max_model_len == limit
 
 
 @pytest.mark.parametrize("architecture", sorted(set(REGISTERED) - SEEING))

@@ -17,7 +17,9 @@ from armllm.layers import encoder_attention
 from armllm.models import latent
 from armllm.models.latent import LatentHeads
 
-FAMILIES = ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "MiniCPM3ForCausalLM"]
+FAMILIES = [
+    f"{name}ForCausalLM" for name in ("DeepseekV2", "DeepseekV3", "DeepseekV32", "Glm4MoeLite", "MiniCPM3")
+]
 
 
 def load(folder, **options):
