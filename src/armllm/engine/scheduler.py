@@ -135,10 +135,8 @@ class Scheduler:
             if waiting is not None and turn(waiting) < turn(sequence):
                 sequence = waiting
             limit = self._budget
-            if self.shares is not None and most is not None and sequence.priority >= urgent:
-                limit = min(most, limit)
-                if self.shares.waits(sequence) and any(one.num_scheduled_tokens for one in self.running):
-                    break  # nobody waits for nothing
+            if most is not None and sequence.priority >= urgent:
+                limit = 0 if self._waits(sequence) else min(most, limit)
             if not limit:
                 break
             before = len(self._scheduled)
@@ -151,6 +149,12 @@ class Scheduler:
                 preemptions = -1  # nobody else may pass it
             if most is not None and len(self._scheduled) > before:
                 most = max(0, most - sequence.num_scheduled_tokens)
+
+    def _waits(self, sequence: Sequence) -> bool:
+        """Whether a prompt has to wait for those that are computed now; if none is, it waits for nothing."""
+        if self.shares is None or not self.shares.waits(sequence):
+            return False
+        return any(one.num_scheduled_tokens for one in self.running)
 
     def _continue(self, sequence: Sequence, limit: int) -> None:
         """Schedule up to ``limit`` tokens of a running sequence, unless it has given its blocks to others."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # An output token counts as two of a prompt, as in Sheng et al. 2024 (arXiv:2401.00588).
 PROMPT_TOKEN, OUTPUT_TOKEN = 1, 2
 LONG_OUTPUT = 256  # tokens; what a request says of longer ones is often just a limit
+LITTLE, LATEST = 0.1, 0.1  # of an answer, when its client left; the weight of the latest answer in an average
 
 
 Turn: TypeAlias = tuple[int, int]  # priority, tokens
@@ -31,12 +32,15 @@ class Size(NamedTuple):
     """How much comes with a sequence.
 
     ``tokens``: of all prompts of its request. ``requests``: what its client has queued or running.
-    ``sequences``: what its request has.
+    ``sequences``: what its request has. ``answer``: tokens that it may have. ``is_left``: its client leaves
+    most answers soon.
     """
 
     tokens: float
     requests: float
     sequences: int
+    answer: float
+    is_left: bool
 
 
 @dataclasses.dataclass(slots=True)
@@ -52,11 +56,13 @@ class Request:
 class Account:
     """What a client has had, and what of it is queued or running.
 
-    ``tokens``: had. ``time``: of prompts, what each of its requests could have had.
+    ``tokens``: had. ``time``: of prompts, what each of its requests could have had. ``part``: of its latest
+    answers, what it has waited for.
     """
 
     tokens: int
     time: float = 0.0
+    part: float = 1.0
     requests: dict[int, Request] = dataclasses.field(default_factory=dict)
 
     def come(self, sequence: Sequence) -> float:
@@ -75,6 +81,10 @@ class Account:
 
     def go(self, sequence: Sequence) -> None:
         """Count one less."""
+        if sequence.max_tokens:  # none: a pooled prompt
+            left = sequence.finish_reason is None
+            part = sequence.num_output_tokens / sequence.max_tokens if left else 1.0
+            self.part += LATEST * (part - self.part)
         request = self.requests[sequence.caller.request]
         request.num_sequences -= 1
         if not request.num_sequences:
@@ -119,9 +129,12 @@ class Served:
 
     def size(self, sequence: Sequence) -> Size:
         """How much has come with it."""
-        requests = self._accounts[sequence.caller.client].requests
-        request = requests[sequence.caller.request]
-        return Size(request.tokens, len(requests), request.num_sequences)
+        account = self._accounts[sequence.caller.client]
+        request = account.requests[sequence.caller.request]
+        answer, is_left = float(sequence.max_tokens), account.part < LITTLE
+        if is_left:
+            answer = max(sequence.num_output_tokens, account.part * answer)
+        return Size(request.tokens, len(account.requests), request.num_sequences, answer, is_left)
 
     def turn(self, first: Sequence) -> Turn:
         """When a client is served, by its first sequence: first who will have had least when that is done.

@@ -191,6 +191,35 @@ def test_a_request_of_which_nothing_runs_gets_a_place_of_one_that_has_many(sched
     assert scheduler.num_preemptions == 1
 
 
+def beside_brief(scheduler, ended):
+    """Tokens per second of a stream, as a part of what it has alone, beside 20 that end after two tokens."""
+    good = queue(scheduler, "one", 4, 10_000)
+    run(scheduler, 2)
+    alone = good.num_output_tokens / 2
+    others, total, before = [], 0.0, 0
+    while total < 40:
+        others += [queue(scheduler, "one", 4, 1000) for _ in range(20 - len(others))]
+        total += run(scheduler, until=iter([False, True]).__next__)[1]
+        left = [one for one in others if one.num_output_tokens > 1]
+        for one in left:
+            one.finish_reason = ended
+        scheduler.finish(left)
+        others = [one for one in others if one not in left]
+        if total < 20:
+            before, since = good.num_output_tokens, total
+    return (good.num_output_tokens - before) / (total - since) / alone
+
+
+def test_a_client_that_leaves_its_answers_leaves_its_streams_half_of_their_speed(scheduler):
+    """It would catch clients that ask for 1000 tokens, read the first, leave and come back."""
+    assert beside_brief(scheduler, None) > 0.5
+
+
+def test_answers_that_end_early_are_no_longer_than_others(scheduler):
+    """It would catch requests that wait because the model's answers to others were brief."""
+    assert beside_brief(scheduler, "stop") < 0.3
+
+
 def test_all_requests_that_wait_get_their_places_at_once(scheduler):
     """It would catch one for each step, where every step has 128 streams."""
     for request in range(20):
