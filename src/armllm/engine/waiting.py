@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 # An output token counts as two of a prompt, as in Sheng et al. 2024 (arXiv:2401.00588).
 PROMPT_TOKEN, OUTPUT_TOKEN = 1, 2
 LONG_OUTPUT = 256  # tokens; what a request says of longer ones is often just a limit
-LITTLE, LATEST = 0.1, 0.1  # of an answer, when its client left; the weight of the latest answer in an average
+LITTLE = 0.1  # of an answer: a client that has this much on average leaves its answers soon
+LATEST = 0.1  # the weight of the latest answer in that average
 
 
 Turn: TypeAlias = tuple[int, int]  # priority, tokens
