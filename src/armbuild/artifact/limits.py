@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_ENTRIES = 200_000
 """Of a tar, folders, links and extended headers count, too: each takes up to 50 us, whatever is in it."""
+MAX_MEMBERS = 100_000
+"""Of a wheel: each file takes up to 70 us of an audit."""
 FEW_IMAGES = 4
 _MAX_TOTAL = 16 << 30
 # An image with a model in it holds more than that, but in an archive of nearly that size.

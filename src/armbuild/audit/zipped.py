@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import IO, TYPE_CHECKING
 
 from armbuild.artifact import archives, zip_records
+from armbuild.artifact.limits import MAX_MEMBERS
 from armbuild.audit.archive import Archive, BrokenArchive, Member
 from armbuild.audit.names import Places, refusal
 from armbuild.errors import CheckFailed
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def open_zip(path: Path) -> Archive:
     """Open a zip archive; raises BrokenArchive when it can't be read, or unpacks to too much."""
     try:
-        archive = archives.open_zip(path)
+        archive = archives.open_zip(path, MAX_MEMBERS)
     except CheckFailed as error:
         raise BrokenArchive(str(error)) from error
     except archives.BROKEN as error:
