@@ -237,7 +237,7 @@ LOOPS = (
         Loop(target=target, entry=f"lora_{marker}_{storage}", marker=marker, rows=rows, cores=cores)
         for target, storage, cores in STORAGES
         for marker in ("shrink", "expand")
-        for rows in (2, 1)
+        for rows in ((4, 2, 1) if target == "bf16" else (2, 1))
     ),
     *(
         Loop(target=target, entry=f"causal_conv_{storage}", marker="convolve", cores=cores)

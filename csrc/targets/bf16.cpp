@@ -1,5 +1,5 @@
-// FEAT_BF16 (Neoverse-V1, N2 and later): BFMMLA for attention on a bfloat16 cache and for experts, BFCVTN for
-// every store of bfloat16. What stores float is left to the NEON target.
+// FEAT_BF16 (Neoverse-V1, N2 and later): BFMMLA for attention on a bfloat16 cache and for experts, BFDOT for
+// adapters, BFCVTN for every store of bfloat16. What stores float is left to the NEON target.
 
 #include <arm_neon.h>
 
@@ -26,6 +26,7 @@ namespace armllm::bf16 {
 #include "kernels/attention_bf16.h"
 //
 #include "kernels/dense_bf16.h"
+#include "kernels/lora_bf16.h"
 #include "kernels/panels_bf16.h"
 
 ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "matrix.h"
@@ -49,7 +50,8 @@ struct Adapters {
     for (int64_t p = 0, end = 0; p < parts; ++p) ends[p] = end += s.widths[static_cast<size_t>(p)];
   }
 
-  // y[row, column] before it is rounded, and the size of what is added up.
+  // y[row, column] before it is rounded, the size of what is added up, and the error of what is rounded on
+  // the way.
   void expect(const T* x, double before, int64_t row, int64_t column, double& sum, double& terms,
               double& rounded) const {
     sum = before;
@@ -65,7 +67,7 @@ struct Adapters {
       const double plain = before - static_cast<double>(bias[column]);
       sum += plain * norm;
       terms = (fabs(before) + fabs(static_cast<double>(bias[column]))) * fabs(norm) + fabs(before);
-      rounded = fabs(sum);  // it is stored once more
+      rounded = fabs(sum) * Type<T>::kRound;  // it is stored once more
     }
     for (int64_t r = 0; r < rank; ++r) {
       const T* const of_a = &a[((slot * parts + part) * shape.max_rank + r) * shape.in_features];
@@ -79,6 +81,7 @@ struct Adapters {
       }
       sum += low * of_b;
       terms += low_terms * fabs(of_b);
+      if (std::is_same_v<T, bfloat16>) rounded += fabs(low * of_b) * Type<T>::kRound;  // low is bfloat16
     }
     terms += fabs(before);
   }
@@ -110,11 +113,12 @@ void check(Result& result, const Context& context, const Shape& shape, float siz
     for (int64_t c = 0; c < columns; ++c) {
       double sum = 0, terms = 0, rounded = 0;
       adapters.expect(&x.at(r, 0), before[static_cast<size_t>(r * columns + c)], r, c, sum, terms, rounded);
-      // One sum runs over the features, one over the ranks; the norm adds three roundings.
-      const double error = (sum_error(static_cast<double>(n)) +
-                            sum_error(static_cast<double>(shape.max_rank)) + 4 * kFloatRound) *
+      // One sum runs over the features, one over the ranks, where BFDOT rounds to odd; the norm adds three
+      // roundings.
+      const double error = (2 * sum_error(static_cast<double>(n)) +
+                            2 * sum_error(static_cast<double>(shape.max_rank)) + 4 * kFloatRound) *
                                terms +
-                           rounded * Type<T>::kRound * 1.01;
+                           rounded * 1.01;
       const double stored = terms == 0 ? 0 : (fabs(sum) + error) * Type<T>::kRound + 2 * Type<T>::kTiny;
       result.compare_stored(y.at(r, c), sum, error + stored, what, r, c);
     }

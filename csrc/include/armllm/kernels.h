@@ -236,8 +236,8 @@ using WeightedSum = void(const WeightedSumArgs&, int64_t begin, int64_t end);
 // p of slot s only the first ranks[s, p] rows of a and b count, and with 0 its columns stay as they are. With
 // norms a row is y + (y - bias) * norms[slot] first (Liu et al. 2024, arXiv:2402.09353).
 //
-// shrink: low = a x, in float; begin and end of its tiles are rows of a. expand: the rest; they are columns
-// of the part.
+// shrink: low = a x, in float, of bfloat16 rounded to that; begin and end of its tiles are rows of a. expand:
+// the rest; they are columns of the part.
 struct LoraArgs {
   void* y;                   // [rows, out_features]
   const void* x;             // [rows, in_features]

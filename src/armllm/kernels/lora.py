@@ -38,8 +38,8 @@ def add_lora(y: Tensor, x: Tensor, adapters: LoraSlots, slots: Tensor) -> None:
     - ``slots``: int64 [tokens], the slot of each row's adapter, or -1. Rows of one slot share what is
       read of it.
 
-    ``y``, ``x``, ``a`` and ``b`` have one dtype: float32, float16 or bfloat16. Sums are float32. Raises
-    ValueError that names the wrong argument, also for a slot or a rank that does not exist; then nothing is
-    written.
+    ``y``, ``x``, ``a`` and ``b`` have one dtype: float32, float16 or bfloat16. Sums are float32; with
+    bfloat16, ``low`` is then rounded to it. Raises ValueError that names the wrong argument, also for a slot
+    or a rank that does not exist; then nothing is written.
     """
     extension.add_lora(y, x, *adapters[:4], slots, *adapters[4:])

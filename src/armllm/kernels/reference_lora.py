@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -26,5 +28,7 @@ def add_lora(y: Tensor, x: Tensor, adapters: LoraSlots, slots: Tensor) -> None:
                 plain = whole if bias is None else whole - bias[columns]
                 whole = (whole + plain * norms[slot, columns]).to(y.dtype).float()
             low = a[slot].view(parts, max_rank, -1)[part, :rank].float() @ x[row].float()
+            if y.dtype is torch.bfloat16:
+                low = low.bfloat16().float()
             of_part = b[slot, max_rank * columns.start : max_rank * end].view(max_rank, -1)[:rank]
             y[row, columns] = (whole + low @ of_part.float()).to(y.dtype)

@@ -38,8 +38,9 @@ def add(tensors):
 
 
 def expected(*, y, x, a, b, ranks, part_ends, slots, norms, bias):
-    """In float64, and a size of the terms that are added."""
+    """In float64, the size of the terms that are added, and the size of those of ``low``."""
     values, sizes = y.double(), y.double().abs()
+    kept = torch.zeros_like(values)
     for row, slot in enumerate(slots.tolist()):
         start = 0
         for part, end in enumerate(part_ends.tolist()):
@@ -51,10 +52,12 @@ def expected(*, y, x, a, b, ranks, part_ends, slots, norms, bias):
                     sizes[row, start:end] += (plain * norms[slot, start:end]).abs()
                 factor = a[slot, part * MAX_RANK :][:rank].double()
                 other = b[slot, MAX_RANK * start : MAX_RANK * end].view(MAX_RANK, -1)[:rank].double()
-                values[row, start:end] += factor @ x[row].double() @ other
+                low = factor @ x[row].double()
+                values[row, start:end] += low @ other
+                kept[row, start:end] = low.abs() @ other.abs()
                 sizes[row, start:end] += factor.abs() @ x[row].double().abs() @ other.abs()
             start = end
-    return values, sizes
+    return values, sizes, kept
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -63,12 +66,32 @@ def expected(*, y, x, a, b, ranks, part_ends, slots, norms, bias):
 def test_it_adds_what_float64_adds(size, dtype, dora):
     """Catches a part, a slot or a rank in another's place, and a tail that is left out."""
     tensors = problem(size, dtype, dora=dora)
-    want, sizes = expected(**tensors)
+    want, sizes, kept = expected(**tensors)
     before = tensors["y"].clone()
     add(tensors)
     rounded = torch.finfo(dtype).eps * (want.abs() + (sizes if dora else 0))
+    if dtype is torch.bfloat16:
+        rounded += torch.finfo(dtype).eps / 2 * kept
     assert ((tensors["y"].double() - want).abs() <= rounded + 60 * 2**-24 * sizes + 1e-6).all()
     assert torch.equal(tensors["y"][tensors["slots"] < 0], before[tensors["slots"] < 0])
+
+
+def test_the_product_with_a_is_rounded_to_bfloat16():
+    """Catches a target that computes otherwise than the one with BFDOT: 1 + 2^-8 is 1 in bfloat16."""
+    one = torch.ones(1, 1, dtype=torch.bfloat16)
+    tensors = {
+        "y": -one,
+        "x": torch.tensor([[1, 2**-8]], dtype=torch.bfloat16),
+        "a": torch.ones(1, 1, 2, dtype=torch.bfloat16),
+        "b": one.clone(),
+        "ranks": torch.ones(1, 1, dtype=torch.int64),
+        "part_ends": torch.ones(1, dtype=torch.int64),
+        "slots": torch.zeros(1, dtype=torch.int64),
+        "norms": None,
+        "bias": None,
+    }
+    add(tensors)
+    assert tensors["y"].item() == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
