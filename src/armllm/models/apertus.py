@@ -71,6 +71,7 @@ class ApertusForCausalLM(LlamaForCausalLM):
     @staticmethod
     def read_config(reader: ConfigReader) -> LlamaConfig:
         """Apertus' config.json."""
+        reader.only("qk_norm", True)
         bias = reader.boolean("attention_bias", default=False)
         common = reader.common("ApertusForCausalLM", default_eos=2, default_positions=65536)
         rope = read_rope(

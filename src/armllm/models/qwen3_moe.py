@@ -28,6 +28,7 @@ class Qwen3MoeForCausalLM(LlamaForCausalLM):
     @staticmethod
     def read_config(reader: ConfigReader) -> QwenMoEConfig:
         """Qwen3-MoE's config.json; here all layers have the window, if it is in use."""
+        reader.only("use_qk_norm", True)
         bias = reader.boolean("attention_bias", default=False)
         common = reader.common("Qwen3MoeForCausalLM", default_positions=32768, default_kv_heads=4)
         in_use = reader.boolean("use_sliding_window", default=False)

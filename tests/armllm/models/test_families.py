@@ -201,6 +201,8 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("GptOssForCausalLM", {"num_local_experts": 3}, "num_experts_per_tok 4 is above the number"),
         ("MixtralForCausalLM", {"num_local_experts": 2, "num_experts_per_tok": 3}, "is above the number"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": 1}, "mlp_only_layers must be a list"),
+        ("Qwen3MoeForCausalLM", {"use_qk_norm": False}, "use_qk_norm False is not supported"),
+        ("ApertusForCausalLM", {"qk_norm": False}, "qk_norm False is not supported"),
         ("Qwen3MoeForCausalLM", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' is not known"),
         ("Qwen2MoeForCausalLM", {"routed_scaling_factor": 2.5}, "routed_scaling_factor 2.5 is not known"),
         ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
