@@ -76,8 +76,7 @@ class ApertusForCausalLM(LlamaForCausalLM):
         common = reader.common("ApertusForCausalLM", default_eos=2, default_positions=65536)
         rope = read_rope(
             reader,
-            head_dim=common["head_dim"],
-            positions=common["max_position_embeddings"],
+            common,
             default_theta=12e6,
             missing=LLAMA3,
         )

@@ -114,8 +114,7 @@ def cohere_fields(
     )
     rope = read_rope(
         reader,
-        head_dim=common["head_dim"],
-        positions=common["max_position_embeddings"],
+        common,
         default_theta=default_theta,
         interleaved=True,
     )

@@ -37,8 +37,7 @@ class CwmForCausalLM(LlamaForCausalLM):
             common["eos_token_ids"] = frozenset(ends if max(ends) < common["vocab_size"] else ())
         rope = read_rope(
             reader,
-            head_dim=common["head_dim"],
-            positions=common["max_position_embeddings"],
+            common,
             default_theta=1e6,
             missing=LLAMA3,
         )

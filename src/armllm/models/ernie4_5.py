@@ -38,8 +38,7 @@ def ernie_fields(
     )
     rope = read_rope(
         reader,
-        head_dim=common["head_dim"],
-        positions=common["max_position_embeddings"],
+        common,
         default_theta=500000.0,
         interleaved=True,
     )

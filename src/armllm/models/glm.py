@@ -67,8 +67,7 @@ def read_glm(reader: ConfigReader, architecture: str) -> LlamaConfig:
         common["eos_token_ids"] = found
     rope = read_rope(
         reader,
-        head_dim=common["head_dim"],
-        positions=common["max_position_embeddings"],
+        common,
         default_partial=0.5,
         interleaved=True,
     )

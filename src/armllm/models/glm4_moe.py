@@ -127,8 +127,7 @@ class Glm4MoeForCausalLM(LlamaForCausalLM):
         common = reader.common("Glm4MoeForCausalLM", default_positions=131072, default_kv_heads=8)
         rope = read_rope(
             reader,
-            head_dim=common["head_dim"],
-            positions=common["max_position_embeddings"],
+            common,
             default_partial=0.5,
         )
         routing = read_routing(reader, num_experts=128, per_token=8, groups=(1, 1), factor=1.0, sigmoid=True)

@@ -65,8 +65,7 @@ class GPTNeoXForCausalLM(LlamaForCausalLM):
         reader.only("partial_rotary_factor", share)
         rope = read_rope(
             reader,
-            head_dim=common["head_dim"],
-            positions=common["max_position_embeddings"],
+            common,
             default_theta=theta,
             default_partial=share,
         )

@@ -123,8 +123,7 @@ class GptOssForCausalLM(LlamaForCausalLM):
         )
         rope = read_rope(
             reader,
-            head_dim=common["head_dim"],
-            positions=common["max_position_embeddings"],
+            common,
             default_theta=150000.0,
             missing=YARN,
         )

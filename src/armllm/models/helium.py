@@ -27,8 +27,7 @@ class HeliumForCausalLM(LlamaForCausalLM):
         )
         rope = read_rope(
             reader,
-            head_dim=common["head_dim"],
-            positions=common["max_position_embeddings"],
+            common,
             default_theta=100000.0,
             interleaved=True,
         )

@@ -135,7 +135,7 @@ def _fields(reader: ConfigReader, architecture: str) -> dict[str, Any]:
     bias = reader.boolean("attention_bias", default=False)
     common = reader.common(architecture, default_eos=2, default_positions=2048)
     reader.only("attention_head_dim", common["head_dim"])
-    rope = _read_alpha_rope(reader, common["head_dim"], common["max_position_embeddings"])
+    rope = _read_alpha_rope(reader, common)
     return {
         **llama_fields(reader, common, default_eps=1e-5, rope=rope),
         "windows": same_everywhere(reader, common["num_layers"], None),
@@ -144,14 +144,14 @@ def _fields(reader: ConfigReader, architecture: str) -> dict[str, Any]:
     }
 
 
-def _read_alpha_rope(reader: ConfigReader, head_dim: int, positions: int) -> RopeParameters:
+def _read_alpha_rope(reader: ConfigReader, common: dict[str, Any]) -> RopeParameters:
     """Rotary parameters; alpha stretches the base once, whatever the length of a text."""
     key = "rope_scaling" if reader.get("rope_scaling", None) else "rope_parameters"
     values = reader.get(key, None)
     kind = (values.get("rope_type") or values.get("type")) if isinstance(values, dict) else None
     if kind != "dynamic" or not values.get("alpha"):
-        return read_rope(reader, head_dim=head_dim, positions=positions)
+        return read_rope(reader, common)
     alpha = ConfigReader(values, reader.path, f"{reader.prefix}{key}.").number("alpha")
-    rope = read_rope(reader, head_dim=head_dim, positions=positions, ignored=("alpha", *BESIDE_ALPHA))
-    exponent = head_dim / max(1, head_dim - 2)
+    rope = read_rope(reader, common, ignored=("alpha", *BESIDE_ALPHA))
+    exponent = common["head_dim"] / max(1, common["head_dim"] - 2)
     return dataclasses.replace(rope, theta=rope.theta * alpha**exponent)

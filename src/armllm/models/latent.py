@@ -249,8 +249,7 @@ def read_latent(
     common["head_dim"] = -(-longer // HEAD_DIM_STEP) * HEAD_DIM_STEP
     rope = read_rope(
         reader,
-        head_dim=sizes["rotary_dim"],
-        positions=common["max_position_embeddings"],
+        common | {"head_dim": sizes["rotary_dim"]},
         interleaved=interleaved,
     )
     bias = reader.boolean("attention_bias", default=False)

@@ -344,8 +344,7 @@ def llama_fields(
     key, default, *known = activation
     rope = rope or read_rope(
         reader,
-        head_dim=common["head_dim"],
-        positions=common["max_position_embeddings"],
+        common,
         default_theta=default_theta,
     )
     return common | {

@@ -201,8 +201,7 @@ def read_text_config(reader: ConfigReader, architecture: str) -> Llama4Config:
     layers = common["num_layers"]
     rope = read_rope(
         reader,
-        head_dim=common["head_dim"],
-        positions=common["max_position_embeddings"],
+        common,
         default_theta=500000.0,
         interleaved=True,
     )

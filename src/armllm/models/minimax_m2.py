@@ -73,8 +73,7 @@ class MiniMaxM2ForCausalLM(LlamaForCausalLM):
         reader.only("attn_type_list", [1] * num_layers)
         rope = read_rope(
             reader,
-            head_dim=head_dim,
-            positions=common["max_position_embeddings"],
+            common,
             default_theta=5e6,
             default_partial=reader.integer("rotary_dim", head_dim) / head_dim,
         )

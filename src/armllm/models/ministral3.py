@@ -79,8 +79,7 @@ class Ministral3ForCausalLM(LlamaForCausalLM):
         )
         rope = read_rope(
             reader,
-            head_dim=common["head_dim"],
-            positions=common["max_position_embeddings"],
+            common,
             missing=DEFAULT_ROPE,
             ignored=(GROWTH, "max_position_embeddings"),
         )

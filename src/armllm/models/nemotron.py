@@ -46,8 +46,7 @@ class NemotronForCausalLM(LlamaForCausalLM):
         common = reader.common("NemotronForCausalLM", default_eos=3, default_positions=4096)
         rope = read_rope(
             reader,
-            head_dim=common["head_dim"],
-            positions=common["max_position_embeddings"],
+            common,
             default_partial=0.5,
         )
         fields = llama_fields(

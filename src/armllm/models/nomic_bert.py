@@ -219,8 +219,7 @@ def rotary_fields(
     """The feed-forward part, norms and rotary embedding, under transformers' names."""
     rope = read_rope(
         reader,
-        head_dim=fields["head_dim"],
-        positions=fields["max_position_embeddings"],
+        fields,
         default_theta=default_theta,
     )
     if rope.switch_length is not None or rope.rope_type == "dynamic":

@@ -69,8 +69,7 @@ class PhiForCausalLM(LlamaForCausalLM):
         common = reader.whole_heads("PhiForCausalLM", default_eos=2, default_positions=2048)
         rope = read_rope(
             reader,
-            head_dim=common["head_dim"],
-            positions=common["max_position_embeddings"],
+            common,
             default_partial=0.5,
         )
         fields = llama_fields(

@@ -59,8 +59,7 @@ class Phi3ForCausalLM(LlamaForCausalLM):
         common = reader.common("Phi3ForCausalLM", default_eos=32000, default_positions=4096)
         rope = read_rope(
             reader,
-            head_dim=common["head_dim"],
-            positions=common["max_position_embeddings"],
+            common,
             default_partial=1.0,
             aliases={"su": "longrope", "yarn": "longrope"},
             default_original=4096,

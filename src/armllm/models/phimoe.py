@@ -91,8 +91,7 @@ class PhimoeForCausalLM(LlamaForCausalLM):
         )
         rope = read_rope(
             reader,
-            head_dim=common["head_dim"],
-            positions=common["max_position_embeddings"],
+            common,
             default_theta=1e6,
         )
         if rope.rope_type not in ("default", "longrope"):

@@ -230,8 +230,7 @@ def _read_rope(text: ConfigReader, common: dict[str, Any]) -> RopeParameters:
     """Qwen2's, with the axes in mrope_section."""
     rope = read_rope(
         text,
-        head_dim=common["head_dim"],
-        positions=common["max_position_embeddings"],
+        common,
         default_theta=1000000.0,
         aliases={"mrope": "default"},
         ignored=("mrope_section",),

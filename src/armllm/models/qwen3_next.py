@@ -226,8 +226,7 @@ def hybrid_fields(
     )
     rope = read_rope(
         reader,
-        head_dim=common["head_dim"],
-        positions=common["max_position_embeddings"],
+        common,
         default_partial=0.25,
         ignored=VISION_ROPE,
     )

@@ -14,6 +14,8 @@ from armllm.checkpoint.config import ConfigReader
 from armllm.layers.rotary import RopeParameters
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from armllm.errors import CheckpointError
 
 TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
@@ -22,9 +24,8 @@ ORIGINAL = "original_max_position_embeddings"
 
 def read_rope(
     reader: ConfigReader,
+    common: Mapping[str, Any],
     *,
-    head_dim: int,
-    positions: int,
     default_theta: float = 10000.0,
     default_partial: float | None = None,
     aliases: dict[str, str] | None = None,
@@ -35,8 +36,9 @@ def read_rope(
 ) -> RopeParameters:
     """One set for all layers. ``default_partial``: how much of a head turns; None: all must.
 
-    ``aliases``: further names of rope types. ``default_original``: what the family takes for a missing
-    original_max_position_embeddings, which is else ``positions``. ``missing``: what it takes for neither
+    ``common``: has head_dim and max_position_embeddings. ``aliases``: further names of rope types.
+    ``default_original``: what the family takes for a missing original_max_position_embeddings, which is else
+    max_position_embeddings. ``missing``: what it takes for neither
     rope_parameters nor rope_scaling. ``ignored``: keys that mean nothing for text.
     """
     source = "rope_scaling" if reader.get("rope_scaling", None) else "rope_parameters"
@@ -54,8 +56,8 @@ def read_rope(
         source,
         values,
         outside,
-        head_dim=head_dim,
-        positions=positions,
+        head_dim=common["head_dim"],
+        positions=common["max_position_embeddings"],
         partial=default_partial is not None,
         aliases=aliases,
     )

@@ -117,8 +117,7 @@ class StableLmForCausalLM(LlamaForCausalLM):
         )
         rope = read_rope(
             reader,
-            head_dim=common["head_dim"],
-            positions=common["max_position_embeddings"],
+            common,
             default_partial=0.25,
         )
         return ParallelConfig(

@@ -177,7 +177,9 @@ def test_keys_that_change_nothing_are_no_reason_to_refuse(folder):
 )
 def test_rotary_tables_equal_those_of_transformers(tmp_path, form, head_dim):
     positions = 4096
-    rope = read_rope(ConfigReader(dict(form), tmp_path), head_dim=head_dim, positions=131072)
+    rope = read_rope(
+        ConfigReader(dict(form), tmp_path), {"head_dim": head_dim, "max_position_embeddings": 131072}
+    )
     rotary = RotaryEmbedding(rope, max_positions=positions)
     every = torch.arange(positions)
     assert torch.equal(rotary.rows(every, torch.full((positions,), positions)), every)
