@@ -52,8 +52,10 @@ class Shares:
         self._num_prompt_tokens = 0  # in that step
         self._size: Callable[[Sequence], Size] = lambda _sequence: Size(0, 0, 0, 0, False)
         self._beside: list[Sequence] = []  # who decodes
-        self._longest = 0.0  # of their answers, in tokens
-        self._little: tuple[float, float] | None = None  # tokens and requests; None: not asked for yet
+        self._longest: float | None = None  # of their answers, in tokens
+        self._little: tuple[float, float] | None = (
+            None  # tokens and requests; None: not asked for yet, here and below
+        )
         self._has_large = False  # whether one of them is in that step
 
     def decodes(self, decodes: list[Sequence]) -> list[Sequence]:
@@ -67,8 +69,7 @@ class Shares:
     def compare(self, decodes: list[Sequence], size: Callable[[Sequence], Size]) -> None:
         """Prompts may delay ``decodes``, or not. ``size``: how much has come with a sequence."""
         self._size = size
-        self._beside, self._little = decodes, None
-        self._longest = min(max((size(one).answer for one in decodes), default=0.0), LONG_OUTPUT)
+        self._beside, self._little, self._longest = decodes, None, None
 
     def waits(self, sequence: Sequence) -> bool:
         """Whether a prompt has to wait until others have had their part."""
@@ -86,8 +87,12 @@ class Shares:
 
     def _is_brief(self, sequence: Sequence) -> bool:
         size = self._size(sequence)
-        times = GREEDY if size.is_left else BRIEF
-        return size.answer * times <= self._longest and size.requests > FEW
+        if size.requests <= FEW:
+            return False
+        if self._longest is None:
+            longest = max((self._size(one).answer for one in self._beside), default=0.0)
+            self._longest = min(longest, LONG_OUTPUT)
+        return size.answer * (GREEDY if size.is_left else BRIEF) <= self._longest
 
     def prompt_tokens(self) -> int:
         """How many tokens of prompts the next step may compute while several requests are there."""
