@@ -6,10 +6,10 @@ read the weights once more for each.
 Beyond that, whoever decodes keeps a part p of the speed that it has alone beside those that are more than
 twice as large: requests whose prompts have twice the tokens that it has had, requests with twice as many
 streams, running or waiting, and clients with twice as many streams or requests. So it does beside many
-requests of a client whose answers are brief, because these gain nothing from a batch with long ones. Of a
-client that soon leaves most of its answers, an answer is brief until it has had more than those. A step with
-them that takes t, instead of s, owes (pt - s) / (1 - p), which the steps without them pay. Requests that are
-alike owe nothing: if the streams of some went on alone, all of them would lose most of the speed of a batch.
+requests of a client whose answers are brief, because these gain nothing from a batch with long ones, and
+beside the prompts of a client that soon leaves most of its answers. A step with them that takes t, instead of
+s, owes (pt - s) / (1 - p), which the steps without them pay. Requests that are alike owe nothing: if the
+streams of some went on alone, all of them would lose most of the speed of a batch.
 """
 
 from __future__ import annotations
@@ -50,12 +50,10 @@ class Shares:
         self._patient: list[Sequence] = []  # the others
         self._decoding: set[Caller] = set()  # in the step that was scheduled last
         self._num_prompt_tokens = 0  # in that step
-        self._size: Callable[[Sequence], Size] = lambda _sequence: Size(0, 0, 0, 0, False)
+        self._size: Callable[[Sequence], Size] = lambda _sequence: Size(0, 0, 0, is_left=False)
         self._beside: list[Sequence] = []  # who decodes
-        self._longest: float | None = None  # of their answers, in tokens
-        self._little: tuple[float, float] | None = (
-            None  # tokens and requests; None: not asked for yet, here and below
-        )
+        self._longest = 0  # of their answers, in tokens
+        self._little: tuple[float, float] | None = None  # tokens and requests; None: not asked for yet
         self._has_large = False  # whether one of them is in that step
 
     def decodes(self, decodes: list[Sequence]) -> list[Sequence]:
@@ -69,7 +67,8 @@ class Shares:
     def compare(self, decodes: list[Sequence], size: Callable[[Sequence], Size]) -> None:
         """Prompts may delay ``decodes``, or not. ``size``: how much has come with a sequence."""
         self._size = size
-        self._beside, self._little, self._longest = decodes, None, None
+        self._beside, self._little = decodes, None
+        self._longest = min(max((one.max_tokens for one in decodes), default=0), LONG_OUTPUT)
 
     def waits(self, sequence: Sequence) -> bool:
         """Whether a prompt has to wait until others have had their part."""
@@ -83,16 +82,10 @@ class Shares:
         size = self._size(sequence)
         if size.tokens > self._little[0] or size.requests > self._little[1]:
             return True
-        return self._is_brief(sequence)
+        return (size.is_left and size.requests > FEW) or self._is_brief(sequence)
 
     def _is_brief(self, sequence: Sequence) -> bool:
-        size = self._size(sequence)
-        if size.requests <= FEW:
-            return False
-        if self._longest is None:
-            longest = max((self._size(one).answer for one in self._beside), default=0.0)
-            self._longest = min(longest, LONG_OUTPUT)
-        return size.answer * (GREEDY if size.is_left else BRIEF) <= self._longest
+        return sequence.max_tokens * BRIEF <= self._longest and self._size(sequence).requests > FEW
 
     def prompt_tokens(self) -> int:
         """How many tokens of prompts the next step may compute while several requests are there."""

@@ -33,14 +33,12 @@ class Size(NamedTuple):
     """How much comes with a sequence.
 
     ``tokens``: of all prompts of its request. ``requests``: what its client has queued or running.
-    ``sequences``: what its request has. ``answer``: tokens that it may have. ``is_left``: its client leaves
-    most answers soon.
+    ``sequences``: what its request has. ``is_left``: its client leaves most answers soon.
     """
 
     tokens: float
     requests: float
     sequences: int
-    answer: float
     is_left: bool
 
 
@@ -132,10 +130,9 @@ class Served:
         """How much has come with it."""
         account = self._accounts[sequence.caller.client]
         request = account.requests[sequence.caller.request]
-        answer, is_left = float(sequence.max_tokens), account.part < LITTLE
-        if is_left:
-            answer = max(sequence.num_output_tokens, account.part * answer)
-        return Size(request.tokens, len(account.requests), request.num_sequences, answer, is_left)
+        return Size(
+            request.tokens, len(account.requests), request.num_sequences, is_left=account.part < LITTLE
+        )
 
     def turn(self, first: Sequence) -> Turn:
         """When a client is served, by its first sequence: first who will have had least when that is done.

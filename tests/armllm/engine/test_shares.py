@@ -220,6 +220,20 @@ def test_answers_that_end_early_are_no_longer_than_others(scheduler):
     assert beside_brief(scheduler, "stop") < 0.3
 
 
+def test_a_new_stream_of_such_a_client_is_no_slower_than_its_old_ones(scheduler):
+    """It would catch one that counts as left, and so has the steps of a request with many answers only."""
+    for _ in range(3):
+        queue(scheduler, "one", 4, 10_000)
+    run(scheduler, 5)
+    scheduler._served._accounts["one"].part = 0.0
+    for _ in range(60):
+        queue(scheduler, "one", 4, 10_000, request="many")
+    run(scheduler, 5)
+    new = queue(scheduler, "one", 4, 10_000)
+    run(scheduler, 20)
+    assert new.num_output_tokens > 500
+
+
 def test_all_requests_that_wait_get_their_places_at_once(scheduler):
     """It would catch one for each step, where every step has 128 streams."""
     for request in range(20):
