@@ -260,7 +260,7 @@ def find(root: Path, name: str, environment: Mapping[str, str]) -> PurePosixPath
     places = [PurePosixPath(folder, name) for folder in folders]
 
     def is_there(place: PurePosixPath) -> bool:
-        with contextlib.suppress(OSError):  # a name too long is none
+        with contextlib.suppress(OSError, CheckFailed):  # a name that no file can have is none
             return archives.inside(root, place).is_file()
         return False
 

@@ -72,5 +72,6 @@ def test_what_a_model_recites_must_be_a_text(tmp_path, text):
         run._passage()
 
 
-def test_an_entry_point_of_a_name_too_long_is_not_there(tmp_path):
-    assert sandbox.find(tmp_path, "/bin/" + "x" * 5000, {}) is None
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_an_entry_point_that_no_file_can_be_is_not_there(tmp_path, name):
+    assert sandbox.find(tmp_path, f"/bin/{name}", {}) is None
