@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 import transformers
@@ -449,29 +447,3 @@ def test_a_checkpoint_of_another_family_is_refused(make_checkpoint, tmp_path):
     (folder / "config.json").write_text(config)
     with pytest.raises(CheckpointError, match=r"k_norm\.weight is not part of the model"):
         LLM(folder, dtype="float32")
-
-
-BUILDING = """
-import json, sys
-from pathlib import Path
-import torch
-from armllm.checkpoint.dummy import DummyTensors
-from armllm.models import check_model, read_model_config
-for folder in map(Path, sys.argv[1:]):
-    kind, config = read_model_config(folder)
-    check_model(kind, config, DummyTensors(folder), torch.bfloat16, None)
-    if found := {"torch._inductor", "sympy"} & {*sys.modules}:
-        sys.exit(f"{folder.name} imports {found}")
-"""
-
-
-def test_a_check_without_data_does_not_load_torchs_compiler(tmp_path):
-    """Some operations on the meta device do: 3 seconds of CPU time at each start."""
-    folders = []
-    for architecture in FAMILIES:
-        folders.append(tmp_path / architecture)
-        folders[-1].mkdir()
-        (folders[-1] / "config.json").write_text(json.dumps(random_config(architecture, 0)))
-    command = [sys.executable, "-c", BUILDING, *folders]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
