@@ -104,7 +104,8 @@ FUNCTIONS = {
     "dense": {"linear", "panel_linear"},
     "moe": {"moe"},
     "attention": {"paged_attention"},
-    "norm": {"rms_norm", "fused_add_rms_norm", "layer_norm"},
+    "norm": {"rms_norm", "fused_add_rms_norm"},
+    "layer_norm": {"layer_norm"},
     "activation": {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu", "gelu_tanh", "quick_gelu"},
     "rotary": {"rotary_embedding"},
 }

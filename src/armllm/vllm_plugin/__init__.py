@@ -24,10 +24,11 @@ PARTS = {
     "moe": "experts",
     "attention": "attention",
     "norm": "norms",
+    "layer_norm": "layer_norms",
     "activation": "activations",
     "rotary": "rotary",
 }
-OPERATORS = ("norm", "activation", "rotary")  # torch's compiler makes loops of these
+OPERATORS = ("norm", "layer_norm", "activation", "rotary")  # torch's compiler makes loops of these
 # vLLM's variable for kernels that it must not choose, and which of these this package has added
 DISABLED = "VLLM_DISABLED_KERNELS"
 ADDED = "ARMLLM_VLLM_DISABLED"

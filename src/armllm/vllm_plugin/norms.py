@@ -1,11 +1,11 @@
-"""vLLM's norms, where each is an operator (see `operators`)."""
+"""vLLM's RMS norms, where each is an operator (see `operators`)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 
 import armllm.kernels.torch_ops  # noqa: F401 - registers the operators
 from armllm.vllm_plugin.interface import check_attributes
@@ -53,24 +53,9 @@ class ArmllmGemmaRMSNorm(GemmaRMSNorm):  # type: ignore[misc]
         return result
 
 
-class ArmllmLayerNorm(LayerNorm):  # type: ignore[misc]
-    """``(x - mean) / sqrt(variance + eps) * weight + bias``, rounded once."""
-
-    def forward_cpu(self, x: Tensor) -> Tensor:
-        """The norm of each row."""
-        if self.weight is None or self.weight.dtype != x.dtype:
-            result: Tensor = self.forward_native(x)
-        else:
-            result = OPS.layer_norm(x, self.weight, self.bias, self.eps)
-        return result
-
-
 def register() -> None:
-    """Put our norms in the place of vLLM's."""
+    """Put our RMS norms in the place of vLLM's."""
     rms = ("weight", "variance_epsilon")
     check_attributes(RMSNorm, (*rms, "has_weight", "variance_size_override"))
     check_attributes(GemmaRMSNorm, rms)
-    check_attributes(LayerNorm, ("weight", "bias", "eps"))
-    replace_operators(
-        [(RMSNorm, ArmllmRMSNorm), (GemmaRMSNorm, ArmllmGemmaRMSNorm), (LayerNorm, ArmllmLayerNorm)]
-    )
+    replace_operators([(RMSNorm, ArmllmRMSNorm), (GemmaRMSNorm, ArmllmGemmaRMSNorm)])

@@ -64,12 +64,12 @@ LAYERS = "vllm.model_executor.layers"
 # A module of vLLM and a name in it; the parts that need it.
 RENAMES = {
     ("vllm.model_executor.kernels.linear", "register_linear_kernel"): "int4 int8",
-    ("vllm.model_executor.custom_op", "CustomOp.register_oot"): "activation moe norm rotary",
+    ("vllm.model_executor.custom_op", "CustomOp.register_oot"): "activation layer_norm moe norm rotary",
     ("vllm.model_executor.custom_op", "PluggableLayer.register_oot"): "dense",
     ("vllm.v1.attention.backends.registry", "register_backend"): "attention",
     ("vllm.v1.attention.backends.cpu_attn", "CPUAttentionBackendImpl.logits_soft_cap"): "attention",
     (f"{LAYERS}.layernorm", "RMSNorm.variance_epsilon"): "norm",
-    (f"{LAYERS}.layernorm", "LayerNorm.eps"): "norm",
+    (f"{LAYERS}.layernorm", "LayerNorm.eps"): "layer_norm",
     (f"{LAYERS}.rotary_embedding.base", "RotaryEmbeddingBase.is_neox_style"): "rotary",
     (f"{LAYERS}.linear", "LinearBase.quant_method"): "dense",
     ("vllm.model_executor.kernels.linear", "MPLinearKernel.w_q_name"): "int4",
@@ -185,7 +185,7 @@ FLOATING = {
     "mixtral": (MIXTRAL, "compiled", "all", {"MoEMethod"}, {"moe", "write_kv_cache", "paged_attention"}),
 }
 # Classes of ours by part. Those of `dense` are there on some CPUs only, and "llama" looks at them.
-REGISTERED = {"moe": 1, "norm": 3, "activation": 5, "rotary": 4}
+REGISTERED = {"moe": 1, "norm": 2, "layer_norm": 1, "activation": 5, "rotary": 4}
 
 
 @pytest.mark.parametrize("case", FLOATING)
