@@ -27,17 +27,20 @@ import torch
 from safetensors.torch import save_file
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from armllm.checkpoint.adapter import MatrixShape
     from armllm.engine.model_runner import ModelRunner
 
 SEQUENCES, PROMPT = 32, 64
 COUNTS = (0, 1, 4, 16)
 
 
-def write_adapter(folder: Path, shapes: dict[str, tuple[int, int]], rank: int, seed: int) -> None:
+def write_adapter(folder: Path, shapes: Mapping[str, MatrixShape], rank: int, seed: int) -> None:
     """Write what PEFT writes, of small random numbers."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, (rows, columns) in shapes.items():
+    for name, (rows, columns, _) in shapes.items():
         module = f"base_model.model.model.{name}"
         for kind, shape in (("A", (rank, columns)), ("B", (rows, rank))):
             tensors[f"{module}.lora_{kind}.weight"] = torch.randn(*shape, generator=generator) / 100

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -26,9 +26,19 @@ TENSORS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 # What families put before ".layers", in any order.
 OUTER = re.compile(r"(?:(?:model|language_model|decoder)\.)*")
+# Mixtral's router: as the hub has it, and as transformers 5 and so PEFT call it.
+STORED_ROUTER, ROUTER = "block_sparse_moe.gate", "mlp.gate"
 LONGEST_NAME = 1000  # characters of a tensor's
 TENSOR = re.compile(r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_magnitude_vector(?:\.weight)?)")
 _numbers = itertools.count(1)
+
+
+class MatrixShape(NamedTuple):
+    """Of a matrix that adapters may change. inputs_first: the checkpoint has it transposed (GPT-2)."""
+
+    rows: int
+    columns: int
+    inputs_first: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,18 +66,18 @@ class Adapter:
 
 def plain_name(name: str) -> str:
     """A module's name without what classes of models put around their layers: ``layers.0.mlp.up_proj``."""
-    return OUTER.sub("", name, count=1)
+    return OUTER.sub("", name, count=1).replace(STORED_ROUTER, ROUTER)
 
 
 def read_adapter(
     name: str,
     folder: Path,
-    shapes: Mapping[str, tuple[int, int]],
+    shapes: Mapping[str, MatrixShape],
     *,
     max_rank: int,
     dtype: torch.dtype = torch.float32,
 ) -> Adapter:
-    """Read the adapter ``name`` for a model whose matrices have these ``shapes``, (out, in) by `plain_name`.
+    """Read the adapter ``name`` for a model whose matrices have these ``shapes``, by `plain_name`.
 
     ``dtype``: of the computation, which must be able to hold what the adapter changes.
 
@@ -87,7 +97,10 @@ def read_adapter(
     ranks = config.ranks(found, max_rank)
     scalings = config.scalings(ranks)
     for module, rank in ranks.items():
-        _check_shapes(config, file, module, found[module], (rank, shapes[plain_name(module)]))
+        shape = shapes[plain_name(module)]
+        if shape.inputs_first and config.is_parameter(module):
+            raise config.error(f"target_parameters: {module} is stored transposed, which is not supported")
+        _check_shapes(config, file, module, found[module], (rank, shape))
     _check_complete(config, found, shapes)
     matrices = {
         plain_name(module): LowRank(
@@ -121,7 +134,7 @@ def _read_finite(config: AdapterConfig, file: SafetensorsFile, tensor: str) -> T
 
 
 def _modules(
-    config: AdapterConfig, file: SafetensorsFile, shapes: Mapping[str, tuple[int, int]]
+    config: AdapterConfig, file: SafetensorsFile, shapes: Mapping[str, MatrixShape]
 ) -> dict[str, dict[str, str]]:
     """By module as PEFT names it: its tensors by what they are."""
     found: dict[str, dict[str, str]] = {}
@@ -166,9 +179,9 @@ def _check_shapes(
     file: SafetensorsFile,
     module: str,
     tensors: dict[str, str],
-    sizes: tuple[int, tuple[int, int]],
+    sizes: tuple[int, MatrixShape],
 ) -> None:
-    rank, (rows, columns) = sizes
+    rank, (rows, columns, _) = sizes
     wanted: dict[str, tuple[int, ...]] = {"lora_A": (rank, columns), "lora_B": (rows, rank)}
     if config.use_dora:
         wanted["lora_magnitude_vector"] = (rows,)
@@ -183,13 +196,13 @@ def _check_shapes(
 
 
 def _check_complete(
-    config: AdapterConfig, found: dict[str, dict[str, str]], shapes: Mapping[str, tuple[int, int]]
+    config: AdapterConfig, found: dict[str, dict[str, str]], shapes: Mapping[str, MatrixShape]
 ) -> None:
     """Refuse a file that lacks a matrix which the configuration names."""
     if isinstance(config.targets, str) and config.targets.lower() == "all-linear":
         return  # what PEFT takes for a linear layer depends on its version
     first = next(iter(found))
-    outer = first.removesuffix(plain_name(first))
+    outer = OUTER.match(first)[0]  # type: ignore[index]  # it matches nothing, too
     known = {plain_name(module) for module in found}
     for name in shapes:
         if name not in known and config.is_target(outer + name):

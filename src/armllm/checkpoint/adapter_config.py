@@ -24,9 +24,11 @@ MOST_PATTERNS = 1024  # of one key; a model of 126 layers has 882 matrices
 WEIGHT = ".weight"  # ends a parameter that is the matrix of a module
 # Initializations that leave the base's weights as they are; PiSSA, OLoRA, CorDA and LoftQ change them.
 PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
-# Training and bookkeeping.
+# Training, bookkeeping, and how the base stores its matrices: the factors of GPT-2's transposed ones are as
+# those of others.
 IGNORED = frozenset(
-    {"auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode"}
+    {"auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out"}
+    | {"inference_mode"}
     | {"init_lora_weights", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_type"}
     | {"peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"}
 )
@@ -182,7 +184,7 @@ class AdapterConfig:
         Pattern by pattern, since `re` remembers only a few that it has compiled.
         """
         found: dict[str, float] = {}
-        keys = {name: f"{name}{WEIGHT}" if self._is_parameter(name) else name for name in modules}
+        keys = {name: f"{name}{WEIGHT}" if self.is_parameter(name) else name for name in modules}
         for pattern, value in values.items():
             for module, key in keys.items():
                 if module not in found and self._matcher.matches(rf"(.*\.)?({pattern})$", key):
@@ -194,7 +196,7 @@ class AdapterConfig:
 
         The last two say nothing of those in target_parameters.
         """
-        if self._is_parameter(module):
+        if self.is_parameter(module):
             return True
         if self._excluded and self._matches(self._excluded, module):
             return False
@@ -207,7 +209,8 @@ class AdapterConfig:
         found = re.match(self._layer_pattern, f".{module}")
         return found is not None and int(found.group(1)) in self._layers
 
-    def _is_parameter(self, module: str) -> bool:
+    def is_parameter(self, module: str) -> bool:
+        """Whether target_parameters names its matrix."""
         return self._matches(self._parameters, module)
 
     @functools.cached_property

@@ -106,6 +106,11 @@ class ModelConfig:
     pictures: PictureConfig | None = None
     equal_heads: bool = True
 
+    @property
+    def final_size(self) -> int:
+        """Numbers of a token's final state, which the head and poolings take."""
+        return self.hidden_size
+
 
 class ConfigReader:
     """Typed access to one config.json; every error names the file and the key."""

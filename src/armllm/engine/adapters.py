@@ -16,7 +16,7 @@ from armllm.lora.request import LoRARequest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from armllm.checkpoint.adapter import Adapter
+    from armllm.checkpoint.adapter import Adapter, MatrixShape
     from armllm.engine.config import EngineConfig
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class AdapterCache:
     several threads at once.
     """
 
-    def __init__(self, config: EngineConfig, shapes: Mapping[str, tuple[int, int]]) -> None:
+    def __init__(self, config: EngineConfig, shapes: Mapping[str, MatrixShape]) -> None:
         self._config = config
         self._shapes = shapes
         self._most = config.max_cpu_loras or config.max_loras

@@ -42,7 +42,7 @@ def inspect_checkpoint(model: str) -> dict[str, Any]:
     if config.classes is not None:
         facts["classes"] = len(config.classes.labels)
     elif config.is_encoder or not config.generates or (folder / MODULES).is_file():
-        modes, projections = read_modules(folder, config.hidden_size)
+        modes, projections = read_modules(folder, config.final_size)
         facts["pooling"] = ", ".join(modes) or ("mean" if config.is_encoder else "last")
         size = embedding_size(config, modes, projections)
         facts["embedding_size"] = min(size, default_dimensions(folder) or size)

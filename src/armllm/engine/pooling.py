@@ -63,12 +63,12 @@ class Pooling:
             return cls(
                 modes=(config.classes.pooling,),
                 projections=(),
-                embedding_size=config.hidden_size,
+                embedding_size=config.final_size,
                 dtype=dtype,
                 classes=config.classes,
                 classify=classify.classify,
             )
-        modes, projections = read_modules(folder, config.hidden_size)
+        modes, projections = read_modules(folder, config.final_size)
         modes = modes or (("mean",) if config.is_encoder else ("last",))
         tokens: Any = model if getattr(model, "token_heads", None) is not None else None
         return cls(

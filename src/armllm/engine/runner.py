@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from armllm.checkpoint.adapter import MatrixShape
     from armllm.checkpoint.config import ModelConfig
     from armllm.engine.config import EngineConfig
     from armllm.engine.pictures import Picture
@@ -94,7 +95,7 @@ class Runner(abc.ABC):
     own_products: bool
     load_report: LoadReport
     slots: AdapterSlots | None = None
-    adapter_shapes: Mapping[str, tuple[int, int]] = {}
+    adapter_shapes: Mapping[str, MatrixShape] = {}
     model: Model | None = None
     num_states = 0
     num_steps = 1

@@ -146,7 +146,7 @@ def default_dimensions(folder: Path) -> int | None:
 
 def embedding_size(config: ModelConfig, modes: tuple[str, ...], projections: tuple[Projection, ...]) -> int:
     """Numbers of an embedding that is pooled and projected so."""
-    return projections[-1].out_features if projections else max(1, len(modes)) * config.hidden_size
+    return projections[-1].out_features if projections else max(1, len(modes)) * config.final_size
 
 
 def _listed(folder: Path) -> list[tuple[str, Path]]:

@@ -241,7 +241,7 @@ def load_linear(
     product = _load(weights if cut is None else weights.cut(cut), parts, in_features, bias=bias)
     if slots is not None:
         names = {weights.prefix + name: rows for name, rows in parts.items()}
-        product = slots.join(product, names, in_features, cut)
+        product = slots.join(product, names, in_features, cut, inputs_first=weights.inputs_first)
     if cut is not None and gathered:
         return Gathered(product, cut.gatherer(list(parts.values()), first_only=first_only))
     if cut is not None or slots is not None or weights.watch is None:

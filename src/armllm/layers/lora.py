@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from armllm import kernels
-from armllm.checkpoint.adapter import plain_name
+from armllm.checkpoint.adapter import MatrixShape, plain_name
 from armllm.environment import uses_huge_pages
 from armllm.kernels._extension import ALIGNMENT
 
@@ -58,10 +58,13 @@ class AdapterLinear:
         in_features: int,
         slots: AdapterSlots,
         cut: Cut | None,
+        *,
+        inputs_first: bool,
     ) -> None:
         self.product = product
         self.in_features = in_features
         self.whole = dict(parts)
+        self.inputs_first = inputs_first
         self._cut = cut
         self.parts: dict[str, slice] = {}  # columns of the result
         first = 0
@@ -185,28 +188,34 @@ class AdapterSlots:
     @property
     def num_bytes(self) -> int:
         """What full slots take in memory, if adapters change all matrices."""
-        sizes = (rows + columns for rows, columns in self.shapes().values())
+        sizes = (shape.rows + shape.columns for shape in self.shapes().values())
         return self.count * self.max_rank * sum(sizes) * self.dtype.itemsize
 
-    def shapes(self) -> dict[str, tuple[int, int]]:
-        """The matrices that adapters can change: (out, in) by `plain_name`."""
+    def shapes(self) -> dict[str, MatrixShape]:
+        """The matrices that adapters can change, by `plain_name`."""
         return {
-            name: (rows, product.in_features)
+            name: MatrixShape(rows, product.in_features, product.inputs_first)
             for product in self.products
             for name, rows in product.whole.items()
         }
 
     def join(
-        self, product: MatrixProduct, parts: Mapping[str, int], in_features: int, cut: Cut | None = None
+        self,
+        product: MatrixProduct,
+        parts: Mapping[str, int],
+        in_features: int,
+        cut: Cut | None = None,
+        *,
+        inputs_first: bool = False,
     ) -> MatrixProduct:
         """The product of ``parts`` (full name to out_features) with what adapters add; the head as it is.
 
-        ``cut``: the product has these rows of each part.
+        ``cut``: the product has these rows of each part. inputs_first: as in `MatrixShape`.
         """
         plain = {plain_name(name): rows for name, rows in parts.items()}
         if HEAD in plain:
             return product
-        self.products.append(AdapterLinear(product, plain, in_features, self, cut))
+        self.products.append(AdapterLinear(product, plain, in_features, self, cut, inputs_first=inputs_first))
         return self.products[-1]
 
     def matrix(self, part_ends: Sequence[int], in_features: int) -> kernels.LoraSlots:

@@ -40,6 +40,11 @@ class OPTConfig(ModelConfig):
     norm_first: bool
     final_norm: bool
 
+    @property
+    def final_size(self) -> int:
+        """The final states are projected as embeddings are."""
+        return self.embedding_size
+
 
 class OPTDecoderLayer:
     """Attention and feed-forward part; each branch is normalized before, in OPT-350m the sum after it."""
@@ -113,6 +118,8 @@ class OPTForCausalLM:
             if config.final_norm and self.stage.is_last
             else None
         )
+        if embedding_size != hidden_size and self.stage.is_last:
+            self.project_out = load_linear(decoder, {"project_out": embedding_size}, hidden_size, bias=False)
         self.attention_layers = [layer.attention for layer in self.layers]
         self.recurrent_layers: list[RecurrentLayer] = []
 
@@ -125,7 +132,6 @@ class OPTForCausalLM:
         )
         if embedding_size != hidden_size:
             self.project_in = load_linear(decoder, {"project_in": hidden_size}, embedding_size, bias=False)
-            self.project_out = load_linear(decoder, {"project_out": embedding_size}, hidden_size, bias=False)
         self.lm_head = (
             tied_head(self.embed_tokens.weight)
             if config.tie_word_embeddings
@@ -186,7 +192,9 @@ class OPTForCausalLM:
             x = layer(x, metadata, rows=None)
         # After the last layer's attention nothing looks at the other tokens any more.
         x = self.layers[-1](x, metadata, rows if self.stage.is_last else None)
-        return (x if self.final_layer_norm is None else self.final_layer_norm(x),)
+        if self.final_layer_norm is not None:
+            x = self.final_layer_norm(x)
+        return (x if self.project_out is None else self.project_out(x),)
 
     def embed(self, token_ids: Tensor, places: Tensor) -> Tensor:
         """What the first layer sees."""
@@ -197,4 +205,4 @@ class OPTForCausalLM:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token of the vocabulary."""
-        return as_float32(self.lm_head(hidden if self.project_out is None else self.project_out(hidden)))
+        return as_float32(self.lm_head(hidden))

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.armllm.adapters import write_adapter
 
-from armllm.checkpoint.adapter import plain_name, read_adapter
+from armllm.checkpoint.adapter import MatrixShape, plain_name, read_adapter
 from armllm.errors import CheckpointError
 
 ROWS, COLUMNS = 6, 8
 NAMES = [f"model.layers.{index}.{name}" for index in range(2) for name in ("self_attn.q_proj", "mlp.up_proj")]
-SHAPES = {plain_name(name): (ROWS, COLUMNS) for name in NAMES}
+SHAPES = {plain_name(name): MatrixShape(ROWS, COLUMNS) for name in NAMES}
 
 
 class Modules(torch.nn.Module):
@@ -49,7 +49,6 @@ REFUSED = {
     "parameters of no kind": ({"target_parameters": "gate.weight"}, "target_parameters must be a text or"),
     "another method": ({"peft_type": "IA3"}, "peft_type 'IA3' is not supported"),
     "PiSSA": ({"init_lora_weights": "pissa_niter_4"}, "changes the base's weights"),
-    "transposed": ({"fan_in_fan_out": True}, "fan_in_fan_out True is not supported"),
     "biases of B": ({"lora_bias": True}, "lora_bias True is not supported"),
     "a future key": ({"use_something_new": 1}, "use_something_new 1 is not supported"),
     "rank as text": ({"rank_pattern": {"q_proj": "2"}}, "rank_pattern.q_proj must be a whole number"),

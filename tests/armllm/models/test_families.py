@@ -6,10 +6,12 @@ import json
 import shutil
 
 import pytest
+import torch
 import transformers
 from tests.armllm.models.random_configs import FAMILIES, random_config
+from tests.armllm.models.reference import save_reference
 
-from armllm import LLM
+from armllm import LLM, PoolingParams
 from armllm.checkpoint.config import ConfigReader
 from armllm.errors import CheckpointError, RequestError
 from armllm.models import BOTH_WAYS, model_class, read_model_config
@@ -410,6 +412,17 @@ def test_a_config_says_the_same_after_transformers_has_rewritten_it(tmp_path, ar
         rewritten.architectures = [architecture]
         rewritten.save_pretrained(tmp_path)
         assert read_model_config(tmp_path)[1] == before
+
+
+def test_opt_projects_its_final_states(tmp_path):
+    """Catches embeddings that are not those of transformers where ``word_embed_proj_dim`` is another size."""
+    model = save_reference(tmp_path, random_config("OPTForCausalLM", 3) | {"word_embed_proj_dim": 24}, 3)
+    prompt = [5, 6, 7]
+    with torch.inference_mode():
+        expected = model.model(torch.tensor([prompt])).last_hidden_state[0, -1]
+    llm = LLM(tmp_path, dtype="float32", skip_tokenizer_init=True)
+    (output,) = llm.embed([prompt], PoolingParams(normalize=False), use_tqdm=False)
+    torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, rtol=0, atol=1e-4)
 
 
 def test_gemma_3_leaves_out_what_its_class_knows(tmp_path):

@@ -73,6 +73,35 @@ def test_logits_are_those_of_merged_weights(tmp_path, architecture, seed):
     check(tmp_path / "base", adapter, merge(model, adapter), config)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "changes", "targets", "named"),
+    [
+        ("OPTForCausalLM", {"word_embed_proj_dim": 24}, ("project_in", "project_out"), {}),
+        ("MixtralForCausalLM", {}, ("gate",), {"target_modules": [], "target_parameters": ["gate.weight"]}),
+        ("GPT2LMHeadModel", {}, ("c_attn", "c_proj"), {"fan_in_fan_out": True}),
+    ],
+)
+def test_adapters_as_peft_saves_them(tmp_path, architecture, changes, targets, named):
+    """Catches a product outside of the layers that is left out, and names and keys that PEFT 0.21 writes."""
+    config = random_config(architecture, SEED) | changes
+    model = save_reference(tmp_path / "base", config, SEED)
+    adapter = write_adapter(tmp_path / "adapter", model, targets, **named)
+    check(tmp_path / "base", adapter, merge(model, adapter), config)
+
+
+def test_parameters_that_are_stored_transposed_are_refused(tmp_path):
+    """PEFT's factors change what GPT-2 stores. Catches a change of W that is one of its transpose."""
+    model = save_reference(tmp_path / "base", random_config("GPT2LMHeadModel", SEED), SEED)
+    named = {"target_modules": [], "target_parameters": ["attn.c_proj.weight"]}
+    adapter = write_adapter(tmp_path / "adapter", model, ("c_proj",), **named)
+    factors = load_file(adapter / "adapter_model.safetensors")
+    kept = {name: tensor for name, tensor in factors.items() if ".attn." in name}
+    save_file(kept, adapter / "adapter_model.safetensors")
+    llm = LLM(tmp_path / "base", dtype="float32", skip_tokenizer_init=True, enable_lora=True)
+    with pytest.raises(CheckpointError, match=r"target_parameters: .*attn\.c_proj is stored transposed"):
+        llm.generate([5], lora_request=LoRARequest("one", 1, str(adapter)), use_tqdm=False)
+
+
 def test_a_router_among_target_parameters(tmp_path):
     """As PEFT 0.21 writes it. Catches a pattern for the module that is taken for its parameter."""
     architecture = "Qwen3MoeForCausalLM"
