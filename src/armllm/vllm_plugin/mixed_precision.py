@@ -54,13 +54,15 @@ class ArmllmWNA16LinearKernel(MPLinearKernel):  # type: ignore[misc]
             return False, f"armllm has no products with inputs of {config.act_type}"
         if config.zero_points and config.weight_type not in {scalar_types.uint4, scalar_types.uint8}:
             return False, f"armllm has no zero points for weights of type {config.weight_type}"
+        if getattr(config, "has_g_idx", False):  # a field of vLLM 0.28 and before
+            return False, "armllm has no groups of inputs in another order (desc_act) in vLLM"
         if group not in {-1, inputs} and (group <= 0 or inputs % group or not largest_group(group)):
             return False, f"armllm has no groups of {group} for {inputs} inputs"
         return True, None
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Bring the weight into the order of the kernels, and release what was loaded."""
-        quantized, scales, zero_points = self._get_weight_params(layer)
+        quantized, scales, zero_points = self._get_weight_params(layer)[:3]  # the fourth orders inputs
         kind = self.config.weight_type
         half = 2 ** (kind.size_bits - 1)
         zeros = None

@@ -40,7 +40,8 @@ class Kernel:
         self.w_q_name, self.w_s_name, self.w_zp_name = "q", "s", "z"
 
     def _get_weight_params(self, layer):
-        return layer.q, layer.s, getattr(layer, "z", None)
+        order = (None,) if hasattr(self.config, "has_g_idx") else ()
+        return layer.q, layer.s, getattr(layer, "z", None), *order
 
 
 @dataclasses.dataclass
@@ -93,3 +94,32 @@ def test_what_the_kernels_lack_is_named(ours, change, why):
     taken, reason = ours.can_implement(dataclasses.replace(Config(TYPES["uint4b8"], 64), **change))
     assert not taken
     assert why in reason
+
+
+@dataclasses.dataclass
+class OlderConfig(Config):
+    """That of vLLM 0.28, which knows of inputs in another order."""
+
+    has_g_idx: bool = False
+
+
+def test_inputs_in_another_order_stay_with_vllm(ours):
+    """It would catch groups of the wrong inputs, with a vLLM that has `desc_act`."""
+    config = OlderConfig(TYPES["uint4b8"], 64)
+    assert ours.can_implement(config) == (True, None)
+    taken, reason = ours.can_implement(dataclasses.replace(config, has_g_idx=True))
+    assert (taken, "desc_act" in reason) == (False, True)
+
+
+@pytest.mark.parametrize("config", [Config, OlderConfig])
+def test_a_layer_means_its_integers_and_scales(ours, config):
+    """It would catch a vLLM whose layers have one parameter more, which ends it while it loads a model."""
+    layer, q, scales = torch.nn.Module(), torch.randint(-8, 8, (16, 2, 64)), torch.rand(16, 2) + 0.5
+    layer.q = torch.nn.Parameter(q.reshape(16, 128).to(torch.int8), requires_grad=False)
+    layer.s = torch.nn.Parameter(scales.clone())
+    kernel = ours(config(TYPES["int4"], 64, partition_weight_shape=(128, 16)))
+    kernel.process_weights_after_loading(layer)
+    x = torch.randn(3, 128)
+    wanted = x @ (q * scales[..., None]).view(16, 128).T
+    # inputs are rounded to 8 bits
+    torch.testing.assert_close(kernel.apply_weights(layer, x), wanted, rtol=0, atol=0.02 * wanted.abs().max())
