@@ -14,7 +14,7 @@ from armllm.api.missing import OF_LOADING, OF_REQUESTS, WithReasons, only_these
 from armllm.engine import logprobs
 from armllm.engine.adapters import AdapterCache
 from armllm.engine.block_manager import BlockManager
-from armllm.engine.failures import Alone, unusable
+from armllm.engine.failures import Alone, of_request, unusable
 from armllm.engine.followers import start_followers
 from armllm.engine.generation import read_end_token_ids
 from armllm.engine.metrics import read_metrics
@@ -218,7 +218,9 @@ class LLMEngine(WithReasons):
         started = time.monotonic()
         try:
             outputs = self._step(several=several)
+            self._stopwatch.begin(None)
         except BaseException as error:
+            self._stopwatch.begin(None)
             self.abort(list(self.requests))
             self.blocks.forget()
             if self.followers is not None and isinstance(error, RuntimeError | EngineError):
@@ -242,62 +244,68 @@ class LLMEngine(WithReasons):
             sequence.num_scheduled_tokens = 0
         sampling = [sequence for sequence in ready if sequence.pooler is None]
         if sampling:
-            with self._stopwatch.of("sample"):
-                self._sample(logits, sampling)
+            self._sample(logits, sampling)
             if several:
                 self._decode_on(sampling)
-        with self._stopwatch.of("detokenize"):
-            for sequence in sampling:
-                if sequence.shows_text and not sequence.finished:  # it may have failed
-                    with self._alone(sequence):
-                        sequence.detokenize()
-            self.scheduler.finish(s for s in ready if s.finish_reason is not None or s.pooler is not None)
-            return self._report([*failed, *ready])
+        self._stopwatch.begin("detokenize")
+        for sequence in sampling:
+            if sequence.shows_text and not sequence.finished:  # it may have failed
+                with self._alone(sequence):
+                    sequence.detokenize()
+        self.scheduler.finish(s for s in ready if s.finish_reason is not None or s.pooler is not None)
+        return self._report([*failed, *ready])
 
     def _decode_on(self, sequences: list[Sequence]) -> None:
-        """Decode more of sequences that have sampled, while none ends and nobody looks at what comes."""
+        """Decode more of sequences that have sampled, while none ends and nobody looks at what comes.
+
+        Steps of a small model take a ms and empty the caches, so a call of Python is a thousandth of that.
+        """
         if any(one.params.streams or one.params.stop or one.reader is not None for one in sequences):
             return
         for _ in range(self.scheduler.room(sequences)):
-            if any(one.finish_reason is not None or not one.decodes for one in sequences):
-                return
+            for one in sequences:
+                if one.finish_reason is not None or not one.decodes:
+                    return
             self._num_steps += 1
             self.scheduler.schedule_again(sequences)
-            with self._stopwatch.of("model"):
-                logits = self.runner.run(sequences, self._alone)
+            self._stopwatch.begin("model")
+            logits = self.runner.run(sequences, self._alone)
             for one in sequences:
                 one.num_computed_tokens += 1
                 one.num_scheduled_tokens = 0
-            with self._stopwatch.of("sample"):
-                self._sample(logits, sequences)
+            self._sample(logits, sequences)
 
     def _compute(self) -> tuple[list[Sequence], Tensor]:
         """The sequences of the next step, and its logits; with several stages others are started first."""
         if self.runner.num_steps == 1:
             scheduled = self._schedule()
-            with self._stopwatch.of("model"):
-                return scheduled, self.runner.run(scheduled, self._alone)
+            self._stopwatch.begin("model")
+            return scheduled, self.runner.run(scheduled, self._alone)
         while len(self._flights) < self.runner.num_steps and (scheduled := self._schedule()):
-            with self._stopwatch.of("model"):
-                self._flights.append(self.runner.start(scheduled))
+            self._stopwatch.begin("model")
+            self._flights.append(self.runner.start(scheduled))
         flight = self._flights.popleft()
         scheduled = flight.live()
-        with self._stopwatch.of("model"):
-            return scheduled, self.runner.land(flight, self._alone)
+        self._stopwatch.begin("model")
+        return scheduled, self.runner.land(flight, self._alone)
 
     def _schedule(self) -> list[Sequence]:
-        with self._stopwatch.of("schedule"):
-            scheduled = self.scheduler.schedule()
+        self._stopwatch.begin("schedule")
+        scheduled = self.scheduler.schedule()
         if self.blocks.states is not None:
             self.runner.copy_states(self.blocks.states.take_copies())
         return scheduled
 
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> None:
         """Choose and append a token per row."""
+        self._stopwatch.begin("sample")
         for sequence, choice in zip(sequences, self.sampler.choose(logits, sequences), strict=True):
-            if not sequence.finished:  # it, or another one of its request, may have failed
-                with self._alone(sequence):
-                    self._take(sequence, choice)
+            if sequence.finished:  # it, or another one of its request, may have failed
+                continue
+            try:
+                self._take(sequence, choice)
+            except Exception as error:  # noqa: BLE001 - as within `_alone`, which is slower
+                self._fail(sequence.request_id, of_request(error))
 
     def _take(self, sequence: Sequence, choice: Choice) -> None:
         """Append what was sampled."""
@@ -311,7 +319,8 @@ class LLMEngine(WithReasons):
             sequence.cumulative_logprob += described[token_id].logprob
         sequence.append(token_id)
         self._num_generation_tokens += 1
-        if sequence.num_tokens - 1 == self.blocks.switch_length:  # its keys no longer hold
+        switch_length = self.blocks.switch_length
+        if switch_length is not None and sequence.num_tokens - 1 == switch_length:  # its keys no longer hold
             self.scheduler.restart(sequence)
 
     def _alone(self, sequence: Sequence) -> Alone:
@@ -344,6 +353,8 @@ class LLMEngine(WithReasons):
     def _pool(self, advanced: list[Sequence]) -> dict[str, Any]:
         """What the states of prompts are pooled into, by request, where all of them are there."""
         ready = [one for one in advanced if one.pooler is not None and one.finish_reason is None]
+        if not ready:
+            return {}
         poolers = [one.pooler for one in ready if one.pooler is not None]
         try:
             return dict(zip([one.request_id for one in ready], pooled_values(poolers), strict=True))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Alone:
-    """A context whose error fails one request. Steps enter several, and a generator is slower."""
+    """A context whose error fails one request."""
 
     __slots__ = ("_fail", "_request_id")
 
@@ -25,13 +25,18 @@ class Alone:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if not isinstance(error, Exception):  # there is none, or whoever runs the engine stops it
             return False
-        if not isinstance(error, ArmllmError):  # whatever a client's request causes
-            line = f"{type(error).__name__}: {error}".split("\n", 1)[0]
-            failure = EngineError(f"this request failed: {line:.200}")
-            failure.__cause__ = error
-            error = failure
-        self._fail(self._request_id, error)
+        self._fail(self._request_id, of_request(error))
         return True
+
+
+def of_request(error: Exception) -> ArmllmError:
+    """What to report of an error that one request caused."""
+    if isinstance(error, ArmllmError):
+        return error
+    line = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+    failure = EngineError(f"this request failed: {line:.200}")
+    failure.__cause__ = error
+    return failure
 
 
 def unusable(logit: float, adapter: str | None) -> ArmllmError:

@@ -55,27 +55,16 @@ class EngineStats:
 
 
 class Stopwatch:
-    """Adds up the seconds of each phase."""
+    """Adds up the seconds of each phase. One call ends a phase and begins the next: steps have several."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self._laps = {phase: Lap(self.seconds, phase) for phase in PHASES}
+        self._phase: str | None = None
+        self._since = 0.0
 
-    def of(self, phase: str) -> Lap:
-        """Time what is done within, once at a time."""
-        return self._laps[phase]
-
-
-class Lap:
-    """A context that adds its seconds to those of a phase. Steps enter several, and a generator is slower."""
-
-    __slots__ = ("_phase", "_seconds", "_started")
-
-    def __init__(self, seconds: dict[str, float], phase: str) -> None:
-        self._seconds, self._phase = seconds, phase
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._seconds[self._phase] += time.perf_counter() - self._started
+    def begin(self, phase: str | None) -> None:
+        """What follows is of this phase; None: of no phase."""
+        now = time.perf_counter()
+        if self._phase is not None:
+            self.seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now

@@ -122,9 +122,11 @@ class Served:
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Count tokens that a step computes of a sequence."""
         account = self._accounts[sequence.caller.client]
-        account.tokens += num_tokens * (OUTPUT_TOKEN if sequence.decodes else PROMPT_TOKEN)
-        if not sequence.decodes:
-            account.time += num_tokens * PROMPT_TOKEN / len(account.requests)
+        if sequence.decodes:
+            account.tokens += num_tokens * OUTPUT_TOKEN
+            return
+        account.tokens += num_tokens * PROMPT_TOKEN
+        account.time += num_tokens * PROMPT_TOKEN / len(account.requests)
 
     def size(self, sequence: Sequence) -> Size:
         """How much has come with it."""

@@ -103,9 +103,8 @@ class OpenVINORunner(Runner):
         self.num_blocks = self._count_blocks(config, self._graph.block_bytes, left)
         self.cache_bytes = self.num_blocks * self._graph.block_bytes
         self._graph.allocate(self.num_blocks)
-        self._last: list[
-            tuple[Sequence, int]
-        ] = []  # of a step with a token each: the sequences and their ends
+        self._last: list[Sequence] = []  # of a step with a token each
+        self._ends: list[int] = []  # how many tokens of each it had computed
         self.load_report = LoadReport(
             seconds=time.perf_counter() - started,
             weight_bytes=weight_bytes,
@@ -151,9 +150,9 @@ class OpenVINORunner(Runner):
 
     def _run_recorded(self, sequences: Sequences[Sequence]) -> Tensor | None:
         """The logits of a step in which nobody looks at other states."""
-        if self._follows(sequences):
-            self._last = [(one, end + 1) for one, end in self._last]
-            return self._graph.infer_next([one.token_ids[-1] for one in sequences])
+        token_ids = self._next_tokens(sequences)
+        if token_ids is not None:
+            return self._graph.infer_next(token_ids)
         self._last = []
         if any(one.reader is not None or one.pooler is not None for one in sequences):
             return None
@@ -161,14 +160,12 @@ class OpenVINORunner(Runner):
         counts = np.array([one.num_scheduled_tokens for one in sequences], dtype=np.int32)
         lens = starts + counts
         begins = np.concatenate(([0], counts.cumsum()), dtype=np.int32)
-        token_ids = [
-            one.token_ids[start:end] for one, start, end in zip(sequences, starts, lens, strict=True)
-        ]
+        parts = [one.token_ids[start:end] for one, start, end in zip(sequences, starts, lens, strict=True)]
         num_blocks = -(-lens // self.block_size)
         tables = [one.block_table[:count] for one, count in zip(sequences, num_blocks, strict=True)]
         rows = begins[1:][[one.samples_next for one in sequences]] - 1
         logits = self._graph.infer(
-            np.concatenate(token_ids, dtype=np.int64),
+            np.concatenate(parts, dtype=np.int64),
             np.arange(begins[-1]) + np.repeat(starts - begins[:-1], counts),
             begins,
             lens,
@@ -176,20 +173,22 @@ class OpenVINORunner(Runner):
             rows=(rows if rows.size else begins[:1]).astype(np.int64),
         )
         if rows.size == begins[-1]:
-            self._last = list(zip(sequences, lens.tolist(), strict=True))
+            self._last, self._ends = list(sequences), lens.tolist()
         return logits[: rows.size]
 
-    def _follows(self, sequences: Sequences[Sequence]) -> bool:
-        """Whether these are the sequences of the last step, one token further, and in the same blocks."""
-        if len(sequences) != len(self._last):
-            return False
-        return all(
-            one is last
-            and one.num_computed_tokens == end
-            and one.num_scheduled_tokens == 1
-            and end % self.block_size
-            for one, (last, end) in zip(sequences, self._last, strict=True)
-        )
+    def _next_tokens(self, sequences: Sequences[Sequence]) -> list[int] | None:
+        """The last token of each, if the last step had these sequences, one token before, in these blocks."""
+        if sequences != self._last:
+            return None
+        token_ids = []
+        for row, one in enumerate(sequences):
+            end = self._ends[row]
+            if one.num_computed_tokens != end or one.num_scheduled_tokens != 1 or not end % self.block_size:
+                return None
+            token_ids.append(one.token_ids[-1])
+        for row in range(len(token_ids)):
+            self._ends[row] += 1
+        return token_ids
 
     def _compute(self, x: StepInput | Tensor) -> Tensor:
         if isinstance(x, Tensor):
