@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 LONG_TEXT = 2000
 TEXTS = 256  # at a time
 CUT_TOKENS = 64  # more than are needed, as some differ where a text was cut
-SENTENCE_SETTINGS = "sentence_bert_config.json"
+# of sentence-transformers; its first versions had a name for each family
+SENTENCE_SETTINGS = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+SEGMENTS = "token_type_ids"
 
 
 class Tokenizer:
@@ -112,8 +117,15 @@ class Tokenizer:
                         for one, pair in zip(encodings, some, strict=True)
                     ]
             for encoding in encodings:
-                types: list[int] = encoding.type_ids
+                types: list[int] = encoding.type_ids if self._has_segments() else []
                 yield list(encoding.ids), types.index(1) if 1 in types else None
+
+    def _has_segments(self) -> bool:
+        """Whether transformers tells the model which text of a pair a token belongs to."""
+        inputs = self.settings.get("model_input_names")
+        if isinstance(inputs, list):
+            return SEGMENTS in inputs
+        return self.settings.get("tokenizer_class") != "TokenizersBackend"  # its default of transformers 5
 
     def _truncated_pair(self, first: str, second: str, most: int) -> Any:
         one, two = (self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
@@ -180,10 +192,17 @@ def _refusing(what: str) -> Iterator[None]:
         raise RequestError(f"{what} can't be tokenized: {first_line(error)}") from None
 
 
+def sentence_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """What sentence-transformers says of a checkpoint's texts, and in which file; empty if in none."""
+    for name in SENTENCE_SETTINGS:
+        if (folder / name).is_file() and (values := read_object(folder / name)):
+            return folder / name, values
+    return folder / SENTENCE_SETTINGS[0], {}
+
+
 def _lowers(folder: Path) -> bool:
     """Whether sentence-transformers makes a text lower case before the tokenizer sees it."""
-    path = folder / SENTENCE_SETTINGS
-    return path.is_file() and bool(read_object(path).get("do_lower_case"))
+    return bool(sentence_settings(folder)[1].get("do_lower_case"))
 
 
 def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:

@@ -118,12 +118,46 @@ def test_a_pair_loses_the_tokens_that_transformers_cuts(tokenizer_folder, tmp_pa
             assert ours.encode_pair(first, second, truncate_to=most)[0] == wanted, (first, second, most)
 
 
+@pytest.mark.parametrize(
+    ("settings", "has_segments"),
+    [
+        ({"tokenizer_class": "BertTokenizer"}, True),
+        ({"tokenizer_class": "TokenizersBackend"}, False),  # transformers 5
+        (
+            {"tokenizer_class": "TokenizersBackend", "model_input_names": ["input_ids", "token_type_ids"]},
+            True,
+        ),
+        ({"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "attention_mask"]}, False),
+    ],
+)
+def test_a_second_text_has_a_segment_where_transformers_gives_it_one(
+    tokenizer_folder, tmp_path, settings, has_segments
+):
+    """Catches scores of pairs that differ, as each token of the second text has another embedding."""
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    tokenizer_json = json.loads((folder / "tokenizer.json").read_text())
+    parts = [{"Sequence": {"id": one, "type_id": number}} for number, one in enumerate("AB")]
+    tokenizer_json["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": parts[:1],
+        "pair": parts,
+        "special_tokens": {},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = Tokenizer(folder)
+    expected = len(tokenizer.encode("one")) if has_segments else None
+    assert tokenizer.encode_pair("one", "two")[1] == expected
+
+
 def test_sentence_transformers_makes_a_text_lower_case_first(tokenizer_folder, tmp_path):
     """As BGE's files ask for; what the tokenizer itself normalizes comes behind."""
     folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
     (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": False}))
     as_written = Tokenizer(folder)
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    (folder / "sentence_bert_config.json").unlink()
+    # the name in its first versions
+    (folder / "sentence_distilbert_config.json").write_text(json.dumps({"do_lower_case": True}))
     assert Tokenizer(folder).encode("The FOX") == as_written.encode("the fox") != as_written.encode("The FOX")
     tokenizer_json = json.loads((folder / "tokenizer.json").read_text())
     tokenizer_json["normalizer"] = {"type": "Prepend", "prepend": "X"}

@@ -31,6 +31,7 @@ SETTINGS = "config_sentence_transformers.json"
 POOLING = "1_Pooling"
 MOST_MODULES = 32
 KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")  # the last is for training alone
+PACKAGE = "sentence_transformers."
 PATH = re.compile(r"(?:[\w.-][\w. /-]{0,99})?")  # below the checkpoint's folder
 # keys of pooling's config.json -> names here, in the order in which several are put side by side
 MODES = {
@@ -165,7 +166,8 @@ def _listed(folder: Path) -> list[tuple[str, Path]]:
         inner = module.get("path", "")
         if not isinstance(inner, str) or not PATH.fullmatch(inner) or ".." in inner:
             raise CheckpointError(f"{path}: {inner!r:.80} is not a folder below it")
-        found.append((module["type"].rpartition(".")[2], folder / inner))
+        kind = module["type"]  # code of others may do anything under the same name
+        found.append((kind.rpartition(".")[2] if kind.startswith(PACKAGE) else kind, folder / inner))
     return found
 
 

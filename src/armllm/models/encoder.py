@@ -22,6 +22,7 @@ from armllm.layers.embedding import Embedding, gather
 from armllm.layers.encoder_attention import EncoderAttention
 from armllm.layers.linear import Linear, as_float32, load_linear
 from armllm.layers.norm import LayerNorm
+from armllm.tokenizer import sentence_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
     from armllm.layers.rotary import RotaryEmbedding
 
 MAX_LABELS = 100_000
-SENTENCE_LENGTH = "sentence_bert_config.json"  # where sentence-transformers keeps its length
-TOKENIZER_LENGTH = "tokenizer_config.json"  # and since version 6
+TOKENIZER_LENGTH = "tokenizer_config.json"  # where sentence-transformers keeps its length since version 6
 SENTENCE_ACTIVATION = "config_sentence_transformers.json"  # and what it makes of the scores of pairs
 ACTIVATIONS = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}  # torch's classes
 PROBLEMS = {
@@ -302,10 +302,11 @@ def bert_fields(reader: ConfigReader) -> dict[str, Any]:
 def sentence_length(reader: ConfigReader) -> int | None:
     """Tokens up to which sentence-transformers reads a text with this checkpoint, if it says so."""
     folder = reader.path.parent
-    path, later = folder / SENTENCE_LENGTH, folder / TOKENIZER_LENGTH
+    later = folder / TOKENIZER_LENGTH
+    path, values = sentence_settings(folder)
     if not path.is_file():
         return None
-    stated = ConfigReader(read_object(path), path).optional_integer("max_seq_length", None)
+    stated = ConfigReader(values, path).optional_integer("max_seq_length", None)
     if stated is not None or not later.is_file():
         return stated
     length = read_object(later).get("model_max_length")

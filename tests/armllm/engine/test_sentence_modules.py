@@ -156,11 +156,12 @@ def test_a_path_that_leads_out_or_nowhere(folder, kind, path):
         ("[1]", "must hold a list of modules"),
         ('[{"type":["Dense"]}]', "must hold a list of modules"),
         ('[{"type":"\\u001b[2J"}]', r"module '\\x1b\[2J' is not supported"),
-        ('[{"type":"os.system","path":"id"}]', "module 'system' is not supported"),
+        ('[{"type":"os.system","path":"id"}]', "module 'os.system' is not supported"),
+        (json.dumps([{"type": "custom_st.Transformer"}]), "module 'custom_st.Transformer' is not supported"),
         (json.dumps([*MODULES[:2], *MODULES[2:3] * 100_000]), "lists 100002 modules"),
         (json.dumps([MODULES[1], {"type": "Dense", "path": "4_Dense"}]), "4_Dense/config.json is missing"),
     ],
-    ids=["object", "number", "list", "control", "a program", "many", "missing"],
+    ids=["object", "number", "list", "control", "a program", "of others", "many", "missing"],
 )
 def test_modules_that_are_none(folder, text, message):
     (folder / "modules.json").write_text(text)
