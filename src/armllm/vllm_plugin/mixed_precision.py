@@ -54,7 +54,7 @@ class ArmllmWNA16LinearKernel(MPLinearKernel):  # type: ignore[misc]
             return False, f"armllm has no products with inputs of {config.act_type}"
         if config.zero_points and config.weight_type not in {scalar_types.uint4, scalar_types.uint8}:
             return False, f"armllm has no zero points for weights of type {config.weight_type}"
-        if getattr(config, "has_g_idx", False):  # a field of vLLM 0.28 and before
+        if getattr(config, "has_g_idx", False):  # a field of vLLM 0.29 and before
             return False, "armllm has no groups of inputs in another order (desc_act) in vLLM"
         if group not in {-1, inputs} and (group <= 0 or inputs % group or not largest_group(group)):
             return False, f"armllm has no groups of {group} for {inputs} inputs"

@@ -98,7 +98,7 @@ def test_what_the_kernels_lack_is_named(ours, change, why):
 
 @dataclasses.dataclass
 class OlderConfig(Config):
-    """That of vLLM 0.28, which knows of inputs in another order."""
+    """That of vLLM 0.29, which knows of inputs in another order."""
 
     has_g_idx: bool = False
 
