@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from armllm.checkpoint.gguf_blocks import BLOCKS, dequantize
 from armllm.checkpoint.gguf_experts import layer_names
-from armllm.checkpoint.gguf_file import open_gguf
+from armllm.checkpoint.gguf_file import PERMUTED, open_gguf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +39,12 @@ LAYER = {
 }
 GEMMA_LAYER = {
     "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# Norms whose names say where they are: behind attention (OLMo 2), or between it and the feed-forward part.
+NAMED_NORMS = ("olmo2", "seed_oss")
+POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
@@ -97,7 +103,7 @@ class GGUFCheckpoint:
     def _in_order(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor with its rows as Hugging Face has them."""
         kind = name.split(".")[-2]
-        if self._file.architecture == "llama" and kind in ("q_proj", "k_proj"):
+        if self._file.architecture in PERMUTED and kind in ("q_proj", "k_proj"):
             heads = self._file.own("attention.head_count")
             return _unpermute(
                 tensor, heads if kind == "q_proj" else self._file.own("attention.head_count_kv", heads)
@@ -122,6 +128,8 @@ class GGUFCheckpoint:
         layer = LAYER | own | (GEMMA_LAYER if gemma else {})
         if self._file.architecture == "phi3":
             layer = layer | {"ffn_up": "mlp.gate_up_proj"}
+        if self._file.architecture in NAMED_NORMS:
+            layer = layer | POST_NORMS
         stem, _, ending = name.rpartition(".")
         if stem in OUTSIDE:
             return {f"{OUTSIDE[stem]}.{ending}": (name, None)}

@@ -15,6 +15,8 @@ from armllm.errors import CheckpointError
 if TYPE_CHECKING:
     from pathlib import Path
 
+# whose config.json says whether queries, keys and values have biases
+BIASED = ("gpt-oss", "granite", "llama", "olmo2", "olmoe", "qwen3", "qwen3moe", "seed_oss")
 NO_TENSOR = StoredTensor(type="F32", shape=(), offset=0)
 
 
@@ -33,7 +35,6 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: tensor token_embd.weight is missing or no matrix")
     if own("attention.value_length", head_dim) != head_dim:
         raise CheckpointError(f"{path}: keys and values of different lengths are not supported")
-    bias = "blk.0.attn_q.bias" in file.tensors
     values = {
         "architectures": [ARCHITECTURES[architecture]],
         "vocab_size": file.shape("token_embd.weight")[0],
@@ -49,17 +50,29 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
     }
-    if architecture in ("gpt-oss", "llama", "olmoe", "qwen3", "qwen3moe"):
-        values["attention_bias"] = bias
-    if architecture == "llama":
-        values["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
     if architecture.startswith("gemma"):
         values |= _gemma(file, head_dim)
+    elif architecture == "granite":
+        values |= _granite(file, head_dim)
     elif own("attention.sliding_window"):
+        if architecture == "olmo2":
+            raise CheckpointError(f"{path}: attention.sliding_window of olmo2 (OLMo 3) is not supported")
         values["sliding_window"] = own("attention.sliding_window")
     if rotary_dim != head_dim:
         values["partial_rotary_factor"] = rotary_dim / head_dim
-    return values | expert_fields(file) | _rope(file)
+    return values | _biases(file) | expert_fields(file) | _rope(file)
+
+
+def _biases(file: GGUFFile) -> dict[str, Any]:
+    """Which biases there are, where config.json says it."""
+    found = {}
+    if file.architecture in BIASED:
+        found["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if file.architecture in ("granite", "llama", "seed_oss"):
+        found["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
+    if file.architecture == "seed_oss":
+        found["attention_out_bias"] = "blk.0.attn_output.bias" in file.tensors
+    return found
 
 
 def _gemma(file: GGUFFile, head_dim: int) -> dict[str, Any]:
@@ -79,6 +92,17 @@ def _gemma(file: GGUFFile, head_dim: int) -> dict[str, Any]:
     if file.architecture == "gemma2":
         return values | {"attn_logit_softcapping": own("attn_logit_softcapping")}
     return values | {"rope_local_base_freq": own("rope.freq_base_swa", 10000.0)}
+
+
+def _granite(file: GGUFFile, head_dim: int) -> dict[str, Any]:
+    """Its factors, each of which llama.cpp leaves out where the header does."""
+    own = file.own
+    return {
+        "attention_multiplier": own("attention.scale", head_dim**-0.5),
+        "embedding_multiplier": own("embedding_scale", 1.0),
+        "residual_multiplier": own("residual_scale", 1.0),
+        "logits_scaling": own("logit_scale", 1.0),
+    }
 
 
 def _rope(file: GGUFFile) -> dict[str, Any]:

@@ -34,6 +34,10 @@ CASES = {
     "phi3": {},
     "gemma2": {},
     "gemma3": {"sliding_window_pattern": 6, "num_hidden_layers": 7},
+    "granite": {"mlp_bias": True},
+    "olmo2": {},
+    "seed_oss": {"attention_bias": True, "attention_out_bias": True, "mlp_bias": False},
+    "seed_oss-plain": {"attention_out_bias": False, "mlp_bias": True},
 }
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -42,6 +46,9 @@ ARCHITECTURES = {
     "phi3": "Phi3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
 }
 NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -63,6 +70,17 @@ GEMMA = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+POST_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+FACTORS = {
+    "attention_multiplier": "attention_scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+PERMUTED = ("granite", "llama")
 
 
 def permuted(weight, heads):
@@ -72,7 +90,9 @@ def permuted(weight, heads):
 
 
 def gguf_name(name, arch):
-    names = NAMES | (GEMMA if arch.startswith("gemma") else {})
+    names = NAMES | (
+        GEMMA if arch.startswith("gemma") else POST_NORMS if arch in ("olmo2", "seed_oss") else {}
+    )
     if name.startswith("model.layers."):
         _, _, index, rest = name.split(".", 3)
         part, _, ending = rest.rpartition(".")
@@ -128,6 +148,9 @@ def write_gguf(path, arch, model, kind, fill=lambda writer: None, **options):
         for name in ("attn_logit_softcapping", "final_logit_softcapping"):
             if getattr(config, name, None):
                 getattr(writer, f"add_{name}")(getattr(config, name))
+        for name, stored in FACTORS.items():
+            if hasattr(config, name):
+                getattr(writer, f"add_{stored}")(getattr(config, name))
         fill(writer)
         add_tensors(writer, arch, model, kind)
 
@@ -138,9 +161,9 @@ def add_tensors(writer, arch, model, kind):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         array = tensor.numpy()
-        if arch == "llama" and "q_proj" in name:
+        if arch in PERMUTED and "q_proj" in name:
             array = permuted(array, config.num_attention_heads)
-        if arch == "llama" and "k_proj" in name:
+        if arch in PERMUTED and "k_proj" in name:
             array = permuted(array, config.num_key_value_heads)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             array = array + 1

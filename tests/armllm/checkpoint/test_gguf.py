@@ -88,6 +88,14 @@ def test_an_architecture_that_is_not_here_is_named(llama_file):
     refused(path, "'falcon' is not supported, only gemma2")
 
 
+def test_olmo_3_under_the_name_of_olmo_2_is_refused(tmp_path):
+    """Catches windows and scaled layers that are computed as OLMo 2's."""
+    arch, model = reference(tmp_path / "hf", "olmo2")
+    path = tmp_path / "model.gguf"
+    write_gguf(path, arch, model, KINDS.F32, lambda writer: writer.add_sliding_window(8))
+    refused(path, "attention.sliding_window of olmo2 (OLMo 3) is not supported")
+
+
 @pytest.mark.parametrize("keep", [0, 3, 100, 2000, -1])
 def test_a_truncated_file_is_refused(llama_file, keep):
     path, arch, model = llama_file
