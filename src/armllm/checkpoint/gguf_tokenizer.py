@@ -44,8 +44,10 @@ SPLITS = {
     "gpt-4o": _O200K,
     "qwen2": _WORDS.format(digits=""),
     "deepseek-r1-qwen": _WORDS.format(digits=""),
+    "refact": None,
     "smollm": None,
 }
+SINGLE_DIGITS = ("refact", "smollm")  # the first is Granite 3's
 SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
 
 
@@ -125,7 +127,7 @@ def _byte_level(file: GGUFFile, tokens: list[str]) -> Any:
     )
     expression = SPLITS[pre]
     if expression is None:
-        first = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
+        first = [pre_tokenizers.Digits(individual_digits=True)] if pre in SINGLE_DIGITS else []
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [*first, pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )

@@ -23,11 +23,14 @@ TEXTS = [
 ]
 
 
+DIGITS = r"\p{N}"
+
+
 def train(split, special):
     """A byte-level tokenizer whose text is split by an expression."""
     pre = tokenizers.pre_tokenizers
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    steps = [pre.ByteLevel(add_prefix_space=False, use_regex=split is None)]
+    steps = [pre.ByteLevel(add_prefix_space=False, use_regex=split in (None, DIGITS))]
     if split is not None:
         steps.insert(0, pre.Split(tokenizers.Regex(split), behavior="isolated"))
     tokenizer.pre_tokenizer = pre.Sequence(steps)
@@ -58,6 +61,8 @@ O200K_SPLIT = (
         ("gpt-2", None, False),
         ("gpt-4o", O200K_SPLIT, False),
         ("qwen2", QWEN_SPLIT, False),
+        ("refact", DIGITS, False),
+        ("smollm", DIGITS, False),
         ("llama-bpe", LLAMA3_SPLIT, True),
     ],
 )
