@@ -218,14 +218,14 @@ class LLMEngine(WithReasons):
         started = time.monotonic()
         try:
             outputs = self._step(several=several)
-            self._stopwatch.begin(None)
         except BaseException as error:
-            self._stopwatch.begin(None)
             self.abort(list(self.requests))
             self.blocks.forget()
             if self.followers is not None and isinstance(error, RuntimeError | EngineError):
                 self.followers.check()
             raise
+        finally:
+            self._stopwatch.begin(None)
         self.scheduler.ran(time.monotonic() - started)
         return outputs
 

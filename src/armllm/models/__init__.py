@@ -89,6 +89,7 @@ FAMILIES = {
     "InternLM3ForCausalLM": Family("internlm3", "internlm3"),
     "Lfm2ForCausalLM": Family("lfm2", "lfm2"),
     "Lfm2MoeForCausalLM": Family("lfm2_moe", "lfm2_moe"),
+    "Lfm3ForCausalLM": Family("lfm3", "lfm3"),
     "Llama4ForCausalLM": Family("llama4", "llama4_text"),
     "Llama4ForConditionalGeneration": Family("llama4", "llama4"),
     "LlamaForCausalLM": Family("llama", "llama"),

@@ -79,7 +79,7 @@ def read_text_config(reader: ConfigReader, architecture: str, *, unified: bool) 
     kinds = [*kinds[:-1], FULL]  # transformers makes it so
     value_is_key = reader.boolean("attention_k_eq_v", default=False)
     full_head_dim, full_kv_heads = _full_heads(reader, kinds, common, value_is_key=value_is_key)
-    rope, local_rope = _ropes(reader, full_head_dim, common)
+    rope, local_rope = ropes_by_kind(reader, common, ROPES, full_head_dim)
     bias = reader.boolean("attention_bias", default=False)
     return Gemma4Config(
         **llama_fields(reader, common, rope=rope, activation=ACTIVATION, default_intermediate=9216)
@@ -133,22 +133,29 @@ def _full_heads(
     return values["head_dim"], values["num_key_value_heads"]
 
 
-def _ropes(
-    reader: ConfigReader, full_head_dim: int, common: dict[str, Any]
+def ropes_by_kind(
+    reader: ConfigReader,
+    common: dict[str, Any],
+    defaults: dict[str, dict[str, Any]],
+    full_head_dim: int | None = None,
 ) -> tuple[RopeParameters, RopeParameters]:
-    both = reader.get("rope_parameters", ROPES)
+    """Rotary parameters of the layers that see all tokens, and of those with a window.
+
+    ``full_head_dim``: of the former; None: as in ``common``.
+    """
+    both = reader.get("rope_parameters", defaults)
     if (
         not isinstance(both, dict)
-        or set(both) - set(ROPES)
+        or set(both) - set(defaults)
         or not all(isinstance(v, dict) for v in both.values())
     ):
         raise reader.error(f"rope_parameters must hold the objects {FULL} and {SLIDING}, not {both!r}")
     found = []
-    for kind, head_dim in ((FULL, full_head_dim), (SLIDING, common["head_dim"])):
+    for kind, head_dim in ((FULL, full_head_dim or common["head_dim"]), (SLIDING, common["head_dim"])):
         rope = read_one(
             reader,
             f"rope_parameters.{kind}",
-            both.get(kind, ROPES[kind]),
+            both.get(kind, defaults[kind]),
             theta=1e4,
             head_dim=head_dim,
             positions=common["max_position_embeddings"],

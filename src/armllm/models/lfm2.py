@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
     from armllm.layers.attention import AttentionMetadata
-    from armllm.layers.rotary import RotaryEmbedding
+    from armllm.layers.rotary import RopeParameters, RotaryEmbedding
     from armllm.models.llama import Mixer
 
 CONVOLUTION = "conv"
@@ -95,20 +95,34 @@ class Lfm2ForCausalLM(LlamaForCausalLM):
         if not isinstance(attending, list) or not all(type(index) is int for index in attending):
             raise reader.error("full_attn_idxs must be a list of numbers of layers")
         kinds = [FULL if index in attending else CONVOLUTION for index in range(reader.num_layers())]
-        fields = lfm2_fields(reader, "Lfm2ForCausalLM", kinds, default_intermediate=12288)
-        return Lfm2Config(**fields | {"intermediate_size": _intermediate_size(reader)})
+        common, kinds = lfm2_layers(reader, "Lfm2ForCausalLM", kinds)
+        fields = lfm2_fields(reader, common, kinds, default_intermediate=12288)
+        fields["intermediate_size"] = _intermediate_size(reader)
+        return Lfm2Config(**fields, windows=(None,) * len(kinds))
 
 
-def lfm2_fields(
-    reader: ConfigReader, architecture: str, kinds: list[str], *, default_intermediate: int
-) -> dict[str, Any]:
-    """The fields of `Lfm2Config`; ``kinds``: of the layers, where layer_types does not say them."""
-    reader.only("hidden_act", "silu", "swish")
+def lfm2_layers(
+    reader: ConfigReader, architecture: str, default: list[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """What all families have, and the kinds of layers; ``default``: where layer_types does not say them."""
     tied = reader.boolean("tie_embedding", default=reader.boolean("tie_word_embeddings", default=True))
     common = reader.changed(tie_word_embeddings=tied).common(
         architecture, default_eos=2, default_positions=128000, default_kv_heads=8
     )
-    kinds = read_layer_types(reader, common["num_layers"], kinds, (FULL, CONVOLUTION))
+    return common, read_layer_types(reader, common["num_layers"], default, (FULL, CONVOLUTION))
+
+
+def lfm2_fields(
+    reader: ConfigReader,
+    common: dict[str, Any],
+    kinds: list[str],
+    *,
+    default_intermediate: int,
+    default_width: int = 3,
+    rope: RopeParameters | None = None,
+) -> dict[str, Any]:
+    """The fields of `Lfm2Config` but ``windows``. ``rope``: where the family has read it already."""
+    reader.only("hidden_act", "silu", "swish")
     fields = llama_fields(
         reader,
         common,
@@ -116,12 +130,12 @@ def lfm2_fields(
         eps_name="norm_eps",
         default_theta=1e6,
         default_intermediate=default_intermediate,
+        rope=rope,
     )
     return fields | {
-        "windows": (None,) * common["num_layers"],
         "kinds": tuple(kinds),
         "is_recurrent": CONVOLUTION in kinds,
-        "conv_width": read_width(reader, "conv_L_cache", 3),
+        "conv_width": read_width(reader, "conv_L_cache", default_width),
         "conv_bias": reader.boolean("conv_bias", default=False),
     }
 

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from armllm.layers.moe import MoE, load_experts
 from armllm.layers.routing import GroupedRouter, Routing
-from armllm.models.lfm2 import CONVOLUTION, Lfm2Config, Lfm2DecoderLayer, Lfm2ForCausalLM, lfm2_fields
+from armllm.models.lfm2 import (
+    CONVOLUTION,
+    Lfm2Config,
+    Lfm2DecoderLayer,
+    Lfm2ForCausalLM,
+    lfm2_fields,
+    lfm2_layers,
+)
 from armllm.models.mixtral import routing_fields
 
 if TYPE_CHECKING:
@@ -61,7 +68,8 @@ class Lfm2MoeForCausalLM(Lfm2ForCausalLM):
     def read_config(reader: ConfigReader) -> Lfm2MoeConfig:
         """The config.json of LFM2 with experts."""
         reader.get("layer_types")  # its class has no default
-        fields = lfm2_fields(reader, "Lfm2MoeForCausalLM", [CONVOLUTION], default_intermediate=7168)
+        common, kinds = lfm2_layers(reader, "Lfm2MoeForCausalLM", [CONVOLUTION])
+        fields = lfm2_fields(reader, common, kinds, default_intermediate=7168)
         routed = routing_fields(reader, num_experts=reader.integer("num_experts", 32), per_token=4)
         routing = Routing(
             **routed,
@@ -73,6 +81,7 @@ class Lfm2MoeForCausalLM(Lfm2ForCausalLM):
         )
         return Lfm2MoeConfig(
             **fields,
+            windows=(None,) * len(kinds),
             routing=routing,
             num_experts_per_tok=routing.num_experts_per_tok,
             moe_intermediate_size=reader.integer("moe_intermediate_size", 1792),

@@ -39,13 +39,14 @@ def read_pattern(reader: ConfigReader, num_layers: int, default: int) -> list[st
 
 
 def read_layer_types(
-    reader: ConfigReader, num_layers: int, default: list[str], known: tuple[str, str] = (FULL, SLIDING)
+    reader: ConfigReader, num_layers: int, default: list[str], known: tuple[str, ...] = (FULL, SLIDING)
 ) -> list[str]:
-    """layer_types, one of the two ``known`` kinds per layer."""
+    """layer_types, one of the ``known`` kinds per layer."""
     kinds = reader.get("layer_types", default)
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise reader.error(f"layer_types must be a list of {num_layers} kinds, one per layer")
     for kind in kinds:
         if kind not in known:
-            raise reader.error(f"layer_types {kind!r} is not supported, only {' and '.join(known)}")
+            names = f"{', '.join(known[:-1])} and {known[-1]}"
+            raise reader.error(f"layer_types {kind!r} is not supported, only {names}")
     return kinds

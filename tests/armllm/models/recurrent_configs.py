@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.armllm.models.decoder_configs import FULL, LINEAR, decoder, granite, whole_heads
+from tests.armllm.models.decoder_configs import FULL, LINEAR, SLIDING, decoder, granite, whole_heads
 from tests.armllm.models.expert_configs import experts, sparse
 from tests.armllm.models.rope_configs import Config, partial_rope, with_rope
 
@@ -87,6 +87,26 @@ def lfm2_moe(rng: random.Random) -> Config:
         "use_expert_bias": rng.random() < 0.6,
     }
     return config | extra | experts(rng, "num_experts")
+
+
+def lfm3(rng: random.Random) -> Config:
+    config = decoder(rng) | {"model_type": "lfm3", "pad_token_id": None}
+    del config["hidden_act"]
+    config["norm_eps"] = config.pop("rms_norm_eps")
+    layers = config["num_hidden_layers"]
+    kinds = [rng.choice([FULL, SLIDING, "conv"]) for _ in range(layers)]
+    full: Config = {"rope_type": "proportional", "rope_theta": 300.0, "partial_rotary_factor": 0.25}
+    local: Config = {"rope_type": "default", "rope_theta": 200.0}
+    extra: Config = {
+        "attention_bias": rng.random() < 0.3,
+        "conv_L_cache": rng.choice([2, 3, 7]),
+        "conv_bias": rng.random() < 0.5,
+        "sliding_window": rng.choice([5, 16, 1000]),
+        "use_attention_gate": rng.random() < 0.7,
+        "use_sandwich_norm": rng.random() < 0.7,
+    }
+    config |= extra | rng.choice([{}, {"layer_types": kinds}, {"layer_types": kinds}])
+    return config | rng.choice([{}, {"rope_parameters": {FULL: full, SLIDING: local}}])
 
 
 def granite_hybrid(rng: random.Random) -> Config:
