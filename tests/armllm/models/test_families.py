@@ -243,7 +243,11 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("Lfm2MoeForCausalLM", {"num_dense_layers": -1}, "num_dense_layers must be a positive integer"),
         ("Lfm2MoeForCausalLM", {"num_experts_per_tok": 33}, "num_experts_per_tok 33 is above"),
         ("Lfm3ForCausalLM", {"layer_types": [FULL, "mamba"]}, "full_attention, sliding_attention and conv"),
-        ("Lfm3ForCausalLM", {"sliding_window": None}, "there is no sliding_window"),
+        (
+            "Lfm3ForCausalLM",
+            {"layer_types": [FULL, SLIDING], "sliding_window": None},
+            "there is no sliding_window",
+        ),
         ("Lfm3ForCausalLM", {"rope_parameters": {"conv": {}}}, "must hold the objects full_attention and"),
         ("GraniteSWAForCausalLM", {"layer_rope_theta": [1.0]}, "layer_rope_theta must be a list of 2"),
         ("GraniteSWAForCausalLM", {"layer_rope_theta": [0, "x"]}, "layer_rope_theta must be a positive"),
