@@ -42,6 +42,10 @@ class NemotronForCausalLM(LlamaForCausalLM):
     @staticmethod
     def read_config(reader: ConfigReader) -> NemotronConfig:
         """Nemotron's config.json."""
+        share = reader.optional_number("rope_percent", None)  # in the first checkpoints
+        if share is not None:
+            reader.only("partial_rotary_factor", share)
+            reader = reader.changed(partial_rotary_factor=share)
         bias = reader.boolean("attention_bias", default=False)
         common = reader.common("NemotronForCausalLM", default_eos=3, default_positions=4096)
         rope = read_rope(

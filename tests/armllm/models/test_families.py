@@ -158,6 +158,7 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, [2]]}, "no_rope_layers must be a list of 2"),
         ("Phi3ForCausalLM", {"rope_scaling": {"type": "linear", "factor": 2}}, "'linear' is not supported"),
         ("Phi3ForCausalLM", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ("NemotronForCausalLM", {"rope_percent": 0.5, "partial_rotary_factor": 1.0}, "partial_rotary_factor"),
         ("Phi3ForCausalLM", {"full_attn_mod": 2}, "full_attn_mod 2"),
         ("PhimoeForCausalLM", {"num_experts_per_tok": 3}, "num_experts_per_tok 3 is not supported, only 2"),
         ("PhimoeForCausalLM", {"lm_head_bias": True, "tie_word_embeddings": True}, "lm_head_bias is not"),
@@ -419,6 +420,13 @@ def test_a_config_says_the_same_after_transformers_has_rewritten_it(tmp_path, ar
         rewritten.architectures = [architecture]
         rewritten.save_pretrained(tmp_path)
         assert read_model_config(tmp_path)[1] == before
+
+
+def test_nemotron_s_older_name_for_how_much_of_a_head_turns(tmp_path):
+    """As vLLM reads it. Catches the default in its place."""
+    shares = ({"rope_percent": 0.25}, {"partial_rotary_factor": 0.25}, {})
+    older, newer, default = (read(tmp_path, "NemotronForCausalLM", head_dim=64, **share) for share in shares)
+    assert older.rope == newer.rope != default.rope
 
 
 def test_opt_projects_its_final_states(tmp_path):
