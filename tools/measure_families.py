@@ -56,7 +56,7 @@ NARROW = {"intermediate_size": 512}  # the width of an expert
 SPECIAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"), LATENT),
     **dict.fromkeys(("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"), LATENT),
-    "MiniCPM3ForCausalLM": LATENT,
+    **dict.fromkeys(("MiniCPM3ForCausalLM", "YoutuForCausalLM"), LATENT),
     "MiniCPMForCausalLM": {"num_experts": 0},
     **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), DELTA),
     **dict.fromkeys(

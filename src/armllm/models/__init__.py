@@ -123,6 +123,7 @@ FAMILIES = {
     "SmolLM3ForCausalLM": Family("smollm3", "smollm3"),
     "StableLmForCausalLM": Family("stablelm", "stablelm"),
     "Starcoder2ForCausalLM": Family("starcoder2", "starcoder2"),
+    "YoutuForCausalLM": Family("youtu", "youtu"),
 }
 
 # encoders, which make embeddings or classes

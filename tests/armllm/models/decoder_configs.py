@@ -411,6 +411,13 @@ def minicpm3(rng: random.Random) -> Config:
     return config | rope(rng, config["qk_rope_head_dim"]) | extra
 
 
+def youtu(rng: random.Random) -> Config:
+    config = decoder(rng, grouped=False) | latent(rng)
+    config.pop("head_dim", None)
+    extra: Config = {"model_type": "youtu", "rope_interleave": rng.random() < 0.6}
+    return config | rope(rng, config["qk_rope_head_dim"]) | extra
+
+
 def internlm3(rng: random.Random) -> Config:
     config = with_rope(rng, decoder(rng) | {"head_dim": rng.choice([8, 24])})
     bias = rng.random() < 0.5

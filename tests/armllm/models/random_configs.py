@@ -93,6 +93,7 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "HunYuanMoEV1ForCausalLM": expert_configs.hunyuan_moe,
     "MiniMaxM2ForCausalLM": expert_configs.minimax_m2,
     "NemotronForCausalLM": decoder_configs.nemotron,
+    "YoutuForCausalLM": decoder_configs.youtu,
 }
 
 RECURRENT = {

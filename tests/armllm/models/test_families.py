@@ -53,7 +53,7 @@ REQUIRED = {
 
 LATENT = {"DeepseekV2ForCausalLM": 192, "DeepseekV3ForCausalLM": 192}
 LATENT |= {"DeepseekV32ForCausalLM": 192, "GlmMoeDsaForCausalLM": 256}
-LATENT |= {"Glm4MoeLiteForCausalLM": 256, "MiniCPM3ForCausalLM": 96}
+LATENT |= {"Glm4MoeLiteForCausalLM": 256, "MiniCPM3ForCausalLM": 96, "YoutuForCausalLM": 192}
 
 
 def read(tmp_path, architecture, **values):
@@ -250,6 +250,7 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
             "there is no sliding_window",
         ),
         ("Lfm3ForCausalLM", {"rope_parameters": {"conv": {}}}, "must hold the objects full_attention and"),
+        ("YoutuForCausalLM", {"mlp_bias": True}, "mlp_bias True is not supported"),
         ("GraniteSWAForCausalLM", {"layer_rope_theta": [1.0]}, "layer_rope_theta must be a list of 2"),
         ("GraniteSWAForCausalLM", {"layer_rope_theta": [0, "x"]}, "layer_rope_theta must be a positive"),
         ("GraniteSWAForCausalLM", {"sliding_window": None}, "there is no sliding_window"),
