@@ -97,6 +97,10 @@ class Attention:
         """``sinks[num_heads]``: one more score per head, without a value (arXiv:2309.17453)."""
         self.options["sinks"] = sinks[self._own.start : self._own.stop].float()
 
+    def use_slopes(self, slopes: Tensor) -> None:
+        """``slopes[num_heads]``, by which scores fall with the distance of a key (ALiBi)."""
+        self.options["alibi_slopes"] = slopes[self._own.start : self._own.stop].float()
+
     def use_chunks(self, size: int) -> None:
         """A token sees those of its chunk of so many positions only, up to itself."""
         self.options["chunk_size"] = size

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from armllm.models.llama import LlamaAttention, LlamaForCausalLM, llama_fields, plain_mlp
 from armllm.models.stablelm import ParallelConfig, ParallelDecoderLayer
@@ -15,13 +18,26 @@ if TYPE_CHECKING:
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
     from armllm.layers.mlp import PlainMLP
+    from armllm.layers.rotary import RotaryEmbedding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FalconConfig(ParallelConfig):
-    """num_norms: 2 where the feed-forward part beside attention has a separate norm."""
+    """num_norms: 2 where the feed-forward part beside attention has a separate norm. alibi: nothing turns."""
 
     num_norms: int
+    alibi: bool
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """Of each head, from 2^(-8/n) on for n heads (Press et al. 2022).
+
+    If n is no power of two, the further heads have every second slope of twice as many.
+    """
+    whole = 2 ** int(math.log2(num_heads))
+    steps = [8 * head / whole for head in range(1, whole + 1)]
+    steps += [4 * head / whole for head in range(1, 2 * (num_heads - whole), 2)]
+    return torch.tensor([2.0**-step for step in steps])
 
 
 class GroupedAttention(LlamaAttention):
@@ -52,6 +68,13 @@ class FalconAttention(GroupedAttention):
     """One matrix for query, key and value."""
 
     fused_name, output_name = "query_key_value", "dense"
+
+    def __init__(
+        self, config: FalconConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
+    ) -> None:
+        super().__init__(config, weights, rotary, index)
+        if config.alibi:  # scaled as the scores are
+            self.attention.use_slopes(alibi_slopes(config.num_heads) * config.head_dim**-0.5)
 
 
 class FalconDecoderLayer(ParallelDecoderLayer):
@@ -85,6 +108,11 @@ class FalconForCausalLM(LlamaForCausalLM):
 
     layer_class = FalconDecoderLayer
     names = ("word_embeddings", "h", "ln_f")
+    config: FalconConfig
+
+    def rotary_of(self, index: int) -> RotaryEmbedding | None:
+        """None with ALiBi."""
+        return None if self.config.alibi else super().rotary_of(index)
 
     @staticmethod
     def decoder_weights(weights: Weights) -> Weights:
@@ -93,8 +121,7 @@ class FalconForCausalLM(LlamaForCausalLM):
 
     @staticmethod
     def read_config(reader: ConfigReader) -> FalconConfig:
-        """Falcon's config.json; the kernels have no ALiBi."""
-        reader.only("alibi", False)
+        """Falcon's config.json."""
         common = reader.whole_heads(
             "FalconForCausalLM", default_eos=11, default_positions=2048, default_tied=True
         )
@@ -126,5 +153,6 @@ class FalconForCausalLM(LlamaForCausalLM):
             output_bias=bias,
             mlp_bias=bias,
             parallel=parallel,
+            alibi=reader.boolean("alibi", default=False),
             num_norms=reader.get("num_ln_in_parallel_attn", 2) if new else 1,
         )

@@ -276,6 +276,13 @@ def test_families_know_nothing_of_ranks(in_threads, tmp_path, architecture, seed
     assert short_answers(tmp_path, 2) == short_answers(tmp_path, 1)
 
 
+@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "int8"}])
+def test_heads_of_a_rank_have_their_slopes(in_threads, tmp_path, options):
+    """ALiBi in Falcon. Catches the slopes of the first heads on every rank."""
+    save_reference(tmp_path, random_config("FalconForCausalLM", 0) | {"alibi": True}, 0)
+    assert short_answers(tmp_path, 2, **options) == short_answers(tmp_path, 1, **options)
+
+
 def test_embeddings_are_those_of_one_process(in_threads, make_checkpoint):
     folder, vectors = make_checkpoint().folder, []
     for size in (1, 2):

@@ -108,6 +108,8 @@ RECURRENT = {
 
 LINEAR_ROPE = {"rope_type": "linear", "factor": 4.0}
 VARIANTS: list[tuple[str, Config]] = [
+    ("FalconForCausalLM", {"alibi": True}),
+    ("FalconForCausalLM", {"alibi": True, "multi_query": True, "parallel_attn": True}),
     *(
         (f"{name}ForCausalLM", {"head_dim": 24})
         for name in ("Cohere", "Cohere2", "DeepseekV2", "Ernie4_5_Moe", "MiniCPM3", "Olmo3")

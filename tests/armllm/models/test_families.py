@@ -10,12 +10,14 @@ import torch
 import transformers
 from tests.armllm.models.random_configs import FAMILIES, random_config
 from tests.armllm.models.reference import save_reference
+from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
 from armllm import LLM, PoolingParams
 from armllm.checkpoint.config import ConfigReader
 from armllm.errors import CheckpointError, RequestError
 from armllm.models import BOTH_WAYS, model_class, read_model_config
 from armllm.models import FAMILIES as REGISTERED
+from armllm.models.falcon import alibi_slopes
 
 SMALL = {
     "hidden_size": 64,
@@ -260,7 +262,6 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("GlmForCausalLM", {"partial_rotary_factor": 0.001}, "partial_rotary_factor turns 0 of 128"),
         ("Olmo2ForCausalLM", {"clip_qkv": 8.0}, "clip_qkv 8.0 is not known"),
         ("Olmo2ForCausalLM", {"layer_types": [SLIDING, FULL]}, "layer_types other than one kind"),
-        ("FalconForCausalLM", {"alibi": True}, "alibi True is not supported"),
         ("FalconForCausalLM", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn"),
         ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn 2"),
         ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 5}, "num_kv_heads 5"),
@@ -428,6 +429,13 @@ def test_nemotron_s_older_name_for_how_much_of_a_head_turns(tmp_path):
     shares = ({"rope_percent": 0.25}, {"partial_rotary_factor": 0.25}, {})
     older, newer, default = (read(tmp_path, "NemotronForCausalLM", head_dim=64, **share) for share in shares)
     assert older.rope == newer.rope != default.rope
+
+
+@pytest.mark.parametrize("heads", [1, 6, 32, 71])
+def test_slopes_of_alibi_are_those_of_transformers(heads):
+    """Which rounds them to bfloat16. Catches the order of the heads where they are no power of two."""
+    theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
+    torch.testing.assert_close(alibi_slopes(heads), theirs, rtol=2**-8, atol=0)
 
 
 def test_opt_projects_its_final_states(tmp_path):
