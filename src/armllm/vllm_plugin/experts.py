@@ -34,7 +34,7 @@ OPS = {
 # what is read of objects of vLLM
 ATTRIBUTES = {
     FusedMoEConfig: ("is_act_and_mul", "activation", "in_dtype", "swiglu_limit", "moe_parallel_config"),
-    FusedMoEParallelConfig: ("use_ep", "enable_eplb"),
+    FusedMoEParallelConfig: ("enable_eplb",),
     CPUUnquantizedExperts: ("w1_bias", "w2_bias"),
     UnquantizedFusedMoEMethod: ("experts_cls",),
 }
@@ -68,13 +68,12 @@ torch.library.register_fake(
 
 
 def can_compute(moe: Any) -> bool:
-    """Whether the kernels have such experts: gated without a clamp, and each on this rank."""
+    """Whether the kernels have such experts: gated without a clamp, and each on one rank."""
     return (
         moe.is_act_and_mul
         and moe.activation in ACTIVATIONS
         and moe.in_dtype in OPS
         and moe.swiglu_limit is None
-        and not moe.moe_parallel_config.use_ep
         and not moe.moe_parallel_config.enable_eplb
     )
 
@@ -97,23 +96,26 @@ class ArmllmExperts(CPUUnquantizedExperts):  # type: ignore[misc]
                 empty = weight.data.new_empty(1).expand(weight.shape)
                 setattr(layer, name, torch.nn.Parameter(empty, requires_grad=False))
 
-    def apply(  # noqa: PLR0917 - the order is vLLM's
+    def apply(
         self,
         output: Tensor,
         hidden_states: Tensor,
-        w1: Tensor,
-        w2: Tensor,
+        *,
         topk_weights: Tensor,
         topk_ids: Tensor,
         activation: MoEActivation,
-        *args: Any,
+        expert_map: Tensor | None = None,
         apply_router_weight_on_input: bool = False,
         **kwargs: Any,
     ) -> None:
-        """``hidden_states[tokens, hidden]`` to ``output`` of the same shape."""
-        del w1, w2, args, kwargs
+        """``hidden_states[tokens, hidden]`` to ``output`` of the same shape, by the experts of this rank."""
+        del kwargs  # what kernels of vLLM need besides
         if apply_router_weight_on_input:  # the inputs have the weights then
             topk_weights = torch.ones_like(topk_weights)
+        if expert_map is not None:  # the number here of each expert, -1 of those on other ranks
+            topk_ids = expert_map[topk_ids.long()]
+            topk_weights = topk_weights * (topk_ids >= 0)
+            topk_ids = topk_ids.clamp(min=0)
         name = ACTIVATIONS[activation]
         output.copy_(torch.ops.armllm_vllm.experts(hidden_states, topk_ids, topk_weights, self.number, name))
 

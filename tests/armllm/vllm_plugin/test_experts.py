@@ -50,7 +50,7 @@ def layer(**change):
         "activation": MoEActivation.SILU,
         "in_dtype": torch.bfloat16,
         "swiglu_limit": None,
-        "moe_parallel_config": types.SimpleNamespace(use_ep=False, enable_eplb=False),
+        "moe_parallel_config": types.SimpleNamespace(enable_eplb=False),
     }
     return types.SimpleNamespace(**values | change)
 
@@ -67,9 +67,9 @@ def test_experts_that_the_kernels_have_are_taken(experts, activation):
         {"activation": MoEActivation.SWIGLUOAI},
         {"is_act_and_mul": False},
         {"in_dtype": torch.float64},
-        {"moe_parallel_config": types.SimpleNamespace(use_ep=True, enable_eplb=False)},
+        {"moe_parallel_config": types.SimpleNamespace(enable_eplb=True)},
     ],
-    ids=["a limit", "gpt-oss", "no gate", "another dtype", "ranks"],
+    ids=["a limit", "gpt-oss", "no gate", "another dtype", "experts that move"],
 )
 def test_other_experts_stay_with_vllm(experts, change):
     """It would catch answers without the clamp of the model."""
@@ -96,8 +96,32 @@ def test_a_compiled_step_asks_for_the_experts_that_its_layer_has_now(experts):
         wanted = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ weights.w2_weight[0].T
         method.process_weights_after_loading(weights)
         out = torch.empty_like(x)
-        step(out, x, weights.w13_weight, weights.w2_weight, shares, ids, MoEActivation.SILU)
+        step(out, x, topk_weights=shares, topk_ids=ids, activation=MoEActivation.SILU)
         torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-3)
 
     check()
     check()
+
+
+def test_each_rank_has_the_part_of_its_experts(experts):
+    """It would catch the experts of other ranks looked for in this one: vLLM gives the numbers of all."""
+    gate_up, down = torch.randn(4, 128, 64), torch.randn(4, 64, 64)
+    x, ids = torch.randn(3, 64), torch.tensor([[0, 1], [3, 2], [0, 3]], dtype=torch.int32)
+    shares = torch.rand(3, 2)
+
+    def part(first, count):
+        method = experts.ArmllmExperts()
+        method.w1_bias = method.w2_bias = None
+        weights = types.SimpleNamespace(
+            w13_weight=torch.nn.Parameter(gate_up[first : first + count]),
+            w2_weight=torch.nn.Parameter(down[first : first + count]),
+        )
+        method.process_weights_after_loading(weights)
+        here = torch.arange(4, dtype=torch.int32) - first
+        expert_map = None if count == 4 else torch.where((here >= 0) & (here < count), here, -1)
+        out = torch.empty_like(x)
+        routed = {"topk_weights": shares, "topk_ids": ids, "activation": MoEActivation.SILU}
+        method.apply(out, x, **routed, expert_map=expert_map)
+        return out
+
+    torch.testing.assert_close(part(0, 2) + part(2, 2), part(0, 4), rtol=1e-4, atol=1e-3)
