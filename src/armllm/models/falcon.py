@@ -44,7 +44,6 @@ class GroupedAttention(LlamaAttention):
     """The rows of one matrix are, per key and value head, its queries, its key and its value."""
 
     by_heads = False
-
     fused_name: str
 
     def qkv_parts(self) -> dict[str, int]:
@@ -65,7 +64,7 @@ class GroupedAttention(LlamaAttention):
 
 
 class FalconAttention(GroupedAttention):
-    """One matrix for query, key and value."""
+    """One matrix for query, key and value, and maybe ALiBi."""
 
     fused_name, output_name = "query_key_value", "dense"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from armllm.layers.activation import PLAIN
-from armllm.models.falcon import FalconAttention, FalconDecoderLayer
+from armllm.models.falcon import FalconDecoderLayer, GroupedAttention
 from armllm.models.llama import LlamaForCausalLM, llama_fields
 from armllm.models.rope import read_rope
 from armllm.models.stablelm import ParallelConfig
@@ -20,10 +20,16 @@ if TYPE_CHECKING:
     from armllm.layers.linear import Linear
 
 
+class GPTNeoXAttention(GroupedAttention):
+    """One matrix for query, key and value."""
+
+    fused_name, output_name = "query_key_value", "dense"
+
+
 class GPTNeoXDecoderLayer(FalconDecoderLayer):
     """Each branch has its norm of the same sum, or they are one after the other, as in Llama."""
 
-    attention_class = FalconAttention
+    attention_class = GPTNeoXAttention  # type: ignore[assignment]
     attention_name = "attention"
 
     def load_norms(self, config: Any, weights: Weights) -> None:

@@ -61,6 +61,7 @@ UNSET = {
     "qk_nope_head_dim": "of latent attention, which Hunyuan does not have",
     "qk_rope_head_dim": "of latent attention, which Hunyuan does not have",
     "rope_parameters": "by kind of layer, or what rope_scaling says otherwise",
+    "rope_percent": "Nemotron, whose class in transformers does not read it: test_families.py",
     "sliding_window_size": "GGUF",
 }
 
