@@ -55,6 +55,7 @@ class Shares:
         self.seconds: dict[str, float] = defaultdict(float)
         self._clock = clock
         self._inner = [0.0]  # seconds within the calls of each call that is running
+        self._phase = contextlib.ExitStack()
 
     @contextlib.contextmanager
     def of(self, name: str) -> Iterator[None]:
@@ -68,6 +69,12 @@ class Shares:
             column = name if name in COLUMNS else MODEL if name == "model" else OUTSIDE
             self.seconds[column] += passed - self._inner.pop()
             self._inner[-1] += passed
+
+    def begin(self, name: str | None) -> None:
+        """End a phase of a step and begin the next, as `armllm.engine.stats.Stopwatch` does."""
+        self._phase.close()
+        if name is not None:
+            self._phase.enter_context(self.of(name))
 
     def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, counted."""
