@@ -6,18 +6,14 @@ import json
 import shutil
 
 import pytest
-import torch
 import transformers
 from tests.armllm.models.random_configs import FAMILIES, random_config
-from tests.armllm.models.reference import save_reference
-from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
-from armllm import LLM, PoolingParams
+from armllm import LLM
 from armllm.checkpoint.config import ConfigReader
 from armllm.errors import CheckpointError, RequestError
 from armllm.models import BOTH_WAYS, model_class, read_model_config
 from armllm.models import FAMILIES as REGISTERED
-from armllm.models.falcon import alibi_slopes
 
 SMALL = {
     "hidden_size": 64,
@@ -429,24 +425,6 @@ def test_nemotron_s_older_name_for_how_much_of_a_head_turns(tmp_path):
     shares = ({"rope_percent": 0.25}, {"partial_rotary_factor": 0.25}, {})
     older, newer, default = (read(tmp_path, "NemotronForCausalLM", head_dim=64, **share) for share in shares)
     assert older.rope == newer.rope != default.rope
-
-
-@pytest.mark.parametrize("heads", [1, 6, 32, 71])
-def test_slopes_of_alibi_are_those_of_transformers(heads):
-    """Which rounds them to bfloat16. Catches the order of the heads where they are no power of two."""
-    theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
-    torch.testing.assert_close(alibi_slopes(heads), theirs, rtol=2**-8, atol=0)
-
-
-def test_opt_projects_its_final_states(tmp_path):
-    """Catches embeddings that are not those of transformers where ``word_embed_proj_dim`` is another size."""
-    model = save_reference(tmp_path, random_config("OPTForCausalLM", 3) | {"word_embed_proj_dim": 24}, 3)
-    prompt = [5, 6, 7]
-    with torch.inference_mode():
-        expected = model.model(torch.tensor([prompt])).last_hidden_state[0, -1]
-    llm = LLM(tmp_path, dtype="float32", skip_tokenizer_init=True)
-    (output,) = llm.embed([prompt], PoolingParams(normalize=False), use_tqdm=False)
-    torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, rtol=0, atol=1e-4)
 
 
 def test_gemma_3_leaves_out_what_its_class_knows(tmp_path):
