@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from armllm.checkpoint.config import MAX_WIDTH
 from armllm.models.llama import LlamaConfig, llama_fields
 from armllm.models.mixtral import MAX_EXPERTS
-from armllm.models.rope import read_one
+from armllm.models.rope import ropes_by_kind
 from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
 
 if TYPE_CHECKING:
@@ -131,39 +131,6 @@ def _full_heads(
             f" {common['num_heads']} of queries, or {values['head_dim']} numbers in a head"
         )
     return values["head_dim"], values["num_key_value_heads"]
-
-
-def ropes_by_kind(
-    reader: ConfigReader,
-    common: dict[str, Any],
-    defaults: dict[str, dict[str, Any]],
-    full_head_dim: int | None = None,
-) -> tuple[RopeParameters, RopeParameters]:
-    """Rotary parameters of the layers that see all tokens, and of those with a window.
-
-    ``full_head_dim``: of the former; None: as in ``common``.
-    """
-    both = reader.get("rope_parameters", defaults)
-    if (
-        not isinstance(both, dict)
-        or set(both) - set(defaults)
-        or not all(isinstance(v, dict) for v in both.values())
-    ):
-        raise reader.error(f"rope_parameters must hold the objects {FULL} and {SLIDING}, not {both!r}")
-    found = []
-    for kind, head_dim in ((FULL, full_head_dim or common["head_dim"]), (SLIDING, common["head_dim"])):
-        rope = read_one(
-            reader,
-            f"rope_parameters.{kind}",
-            both.get(kind, defaults[kind]),
-            theta=1e4,
-            head_dim=head_dim,
-            positions=common["max_position_embeddings"],
-        )
-        if rope.switch_length is not None:
-            raise reader.error("rope_type 'longrope' is not supported with a rotary set per kind of layers")
-        found.append(rope)
-    return found[0], found[1]
 
 
 def read_sources(reader: ConfigReader, kinds: list[str], default: int = 0) -> tuple[int, ...]:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from armllm.layers.embedding import gather
 from armllm.layers.linear import load_linear
 from armllm.models.gemma2 import NormAroundDecoderLayer
 from armllm.models.gemma3 import LocalRotary
-from armllm.models.gemma4_config import ropes_by_kind
 from armllm.models.lfm2 import CONVOLUTION, Lfm2Config, Lfm2DecoderLayer, Lfm2ForCausalLM, lfm2_fields
 from armllm.models.qwen3 import Qwen3Attention
+from armllm.models.rope import ropes_by_kind
 from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
 
 if TYPE_CHECKING:
@@ -56,14 +55,10 @@ class Lfm3Attention(Qwen3Attention):
             else None
         )
 
-    def __call__(self, x: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None) -> Tensor:
-        query, key, value = self.project(x)
-        query, key = self.rotate(places, query, key)
-        attended = self.attention(query, key, value, metadata)
-        if self.gates is not None:
-            attended = attended * torch.sigmoid(self.gates(x)).unsqueeze(-1)
-        attended = attended.flatten(1)
-        return self.o_proj(attended if rows is None else gather(attended, rows))
+    def attend(self, x: Tensor, places: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """What the heads find, with the gates."""
+        found = super().attend(x, places, metadata)
+        return found if self.gates is None else found * torch.sigmoid(self.gates(x)).unsqueeze(-1)
 
 
 class Lfm3DecoderLayer(Lfm2DecoderLayer, NormAroundDecoderLayer):

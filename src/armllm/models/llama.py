@@ -93,10 +93,14 @@ class LlamaAttention:
         return {"scale": config.head_dim**-0.5}
 
     def __call__(self, x: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None) -> Tensor:
+        found = self.attend(x, places, metadata).flatten(1)
+        return self.o_proj(found if rows is None else gather(found, rows))
+
+    def attend(self, x: Tensor, places: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """What the heads find, ``[T, heads, head_dim]``; some families multiply it by gates."""
         query, key, value = self.project(x)
         query, key = self.rotate(places, query, key)
-        attended = self.attention(query, key, value, metadata).flatten(1)
-        return self.o_proj(attended if rows is None else gather(attended, rows))
+        return self.attention(query, key, value, metadata)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query ``[T, heads, head_dim]``, key and value with fewer heads, as `Attention` takes them."""

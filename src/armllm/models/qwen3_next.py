@@ -70,17 +70,15 @@ class GatedAttention(LlamaAttention):
         parts = super().qkv_parts()
         return parts | {"q_proj": 2 * parts["q_proj"]}
 
-    def __call__(self, x: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None) -> Tensor:
+    def attend(self, x: Tensor, places: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """What the heads find, with the gates."""
         attention = self.attention
         counts = (2 * attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
         queries, key, value = self.heads(self.qkv_proj(x)).split_with_sizes(counts, 1)
         pairs = queries.reshape(len(x), attention.num_heads, 2, -1)
-        query, gate = self.q_norm(pairs[:, :, 0]), pairs[:, :, 1].flatten(1)
-        key = self.k_norm(key)
-        if self.rotary is not None:
-            self.rotary(places, query, key)
-        attended = attention(query, key, value, metadata).flatten(1) * torch.sigmoid(gate)
-        return self.o_proj(attended if rows is None else gather(attended, rows))
+        query, gate = self.q_norm(pairs[:, :, 0]), pairs[:, :, 1]
+        query, key = self.rotate(places, query, self.k_norm(key))
+        return attention(query, key, value, metadata) * torch.sigmoid(gate)
 
 
 class GatedDeltaNet(RecurrentLayer):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from armllm.checkpoint.config import ConfigReader
 from armllm.layers.rotary import RopeParameters
+from armllm.models.windows import FULL, SLIDING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,6 +71,39 @@ def read_one(
     """The set ``values`` for one kind of layers under the key ``source``."""
     outside = {"rope_theta": theta, "partial_rotary_factor": 1.0, ORIGINAL: None}
     return _read(reader, source, values, outside, head_dim=head_dim, positions=positions)
+
+
+def ropes_by_kind(
+    reader: ConfigReader,
+    common: dict[str, Any],
+    defaults: dict[str, dict[str, Any]],
+    full_head_dim: int | None = None,
+) -> tuple[RopeParameters, RopeParameters]:
+    """Rotary parameters of the layers that see all tokens, and of those with a window.
+
+    ``full_head_dim``: of the former; None: as in ``common``.
+    """
+    both = reader.get("rope_parameters", defaults)
+    if (
+        not isinstance(both, dict)
+        or set(both) - set(defaults)
+        or not all(isinstance(v, dict) for v in both.values())
+    ):
+        raise reader.error(f"rope_parameters must hold the objects {FULL} and {SLIDING}, not {both!r}")
+    found = []
+    for kind, head_dim in ((FULL, full_head_dim or common["head_dim"]), (SLIDING, common["head_dim"])):
+        rope = read_one(
+            reader,
+            f"rope_parameters.{kind}",
+            both.get(kind, defaults[kind]),
+            theta=1e4,
+            head_dim=head_dim,
+            positions=common["max_position_embeddings"],
+        )
+        if rope.switch_length is not None:
+            raise reader.error("rope_type 'longrope' is not supported with a rotary set per kind of layers")
+        found.append(rope)
+    return found[0], found[1]
 
 
 def stretched_length(rope: RopeParameters, positions: int) -> int:
