@@ -81,14 +81,15 @@ def vllm(tmp_path_factory):
     """vllm(folder, **environment): log-probabilities of the prompt and what vLLM logged."""
     python = python_with(tmp_path_factory.mktemp("vllm") / "venv", VLLM)
 
-    def logprobs(folder, mode="eager", dtype="float16", **environment):
+    def logprobs(folder, mode="eager", dtype="float16", options=None, **environment):
         values = {
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "OMP_NUM_THREADS": "1",
             "VLLM_LOGGING_LEVEL": "INFO",
         }
-        command = [python, PROGRAMS / "prompt_logprobs.py", folder, json.dumps(PROMPT), mode, dtype]
+        arguments = [folder, json.dumps(PROMPT), mode, dtype, json.dumps(options or {})]
+        command = [python, PROGRAMS / "prompt_logprobs.py", *arguments]
         done = run(command, timeout=DEADLINE, env=os.environ | values | environment, cwd=folder)
         return torch.tensor(result_of(done)), done.stdout + done.stderr
 
@@ -202,6 +203,18 @@ def test_weights_in_16_bits(make_checkpoint, tmp_path, vllm, case):
     assert classes == {part: REGISTERED[part] for part in vllm_plugin.wanted_parts(parts) & REGISTERED.keys()}
     assert called(log) >= functions
     torch.testing.assert_close(found, wanted, rtol=0, atol=0.15)
+
+
+def test_each_of_two_ranks_computes_its_own_experts(make_checkpoint, tmp_path, vllm):
+    """It would catch numbers of all experts taken for those of one rank, by which vLLM alone crashes."""
+    source, folder = make_checkpoint(**SIZES, **MIXTRAL), tmp_path / "model"
+    source.model.save_pretrained(folder)
+    ranks = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    variables = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    found, log = vllm(folder, "eager", "float32", ranks, **variables)
+    assert "MoEMethod" in BUILT.findall(log)
+    torch.testing.assert_close(found, expected(source.model), rtol=0, atol=1e-4)
+    assert [int(token) for token in words(log, "TOKENS")] == source.greedy(PROMPT, 4)
 
 
 def test_vllm_s_own_files_stay_as_they_were_installed(vllm):
