@@ -58,7 +58,8 @@ def wanted_parts(text: str) -> frozenset[str]:
         return frozenset(part for part in PARTS if f"-{part}" not in listed)
     if unknown := listed - PARTS.keys():
         known = ", ".join(PARTS)
-        raise ValueError(f"{VARIABLE} has {', '.join(sorted(unknown))}; it takes all, none, or of: {known}")
+        shown = ", ".join(sorted(unknown))[:300]
+        raise ValueError(f"{VARIABLE} has {shown!a}; it takes all, none, or of: {known}")
     return frozenset(PARTS if "all" in names else names)
 
 

@@ -36,7 +36,7 @@ ATTRIBUTES = {
     FusedMoEConfig: ("is_act_and_mul", "activation", "in_dtype", "swiglu_limit", "moe_parallel_config"),
     FusedMoEParallelConfig: ("enable_eplb",),
     CPUUnquantizedExperts: ("w1_bias", "w2_bias"),
-    UnquantizedFusedMoEMethod: ("experts_cls",),
+    UnquantizedFusedMoEMethod: ("experts_cls", "w13_weight", "w2_weight"),
 }
 # The experts of each layer, by the number that the operator takes. It is a tensor: what is none stays in a
 # compiled graph, which vLLM stores, and keeps when it loads other weights.

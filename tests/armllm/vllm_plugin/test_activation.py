@@ -45,11 +45,17 @@ def test_what_is_no_part_is_named(text):
         vllm_plugin.wanted_parts(text)
 
 
-def test_a_wrong_variable_leaves_vllm_as_it_is(monkeypatch, caplog):
-    monkeypatch.setenv(vllm_plugin.VARIABLE, "int5")
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("int5", "'int5'"), ("int5\n\udcff", r"'int5\n\udcff'"), ("x" * 9000, f"'{'x' * 300}'")],
+    ids=["a word", "what no terminal shows", "long"],
+)
+def test_a_wrong_variable_leaves_vllm_as_it_is(monkeypatch, caplog, text, shown):
+    """It would catch lines that a log cannot take."""
+    monkeypatch.setenv(vllm_plugin.VARIABLE, text)
     vllm_plugin.register()
     [line] = [record.getMessage() for record in caplog.records]
-    assert line.startswith("armllm: ARMLLM_VLLM has int5; it takes all, none, or of: int4, int8, dense")
+    assert line.startswith(f"armllm: ARMLLM_VLLM has {shown}; it takes all, none, or of: int4, int8, dense")
     assert line.endswith("vLLM keeps its own kernels")
 
 

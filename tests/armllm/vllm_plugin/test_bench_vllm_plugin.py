@@ -53,8 +53,8 @@ def model(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--parts", "int5"], "ARMLLM_VLLM has int5; it takes all, none, or of: int4"),
-        (["--parts", "-int5"], "ARMLLM_VLLM has -int5; it takes all, none, or of: int4"),
+        (["--parts", "int5"], "ARMLLM_VLLM has 'int5'; it takes all, none, or of: int4"),
+        (["--parts", "-int5"], "ARMLLM_VLLM has '-int5'; it takes all, none, or of: int4"),
         (["--repeats", "0"], "argument --repeats: 0 is not a number from 1 on"),
         (["--turns", "x"], "argument --turns: x is not a number from 1 on"),
     ],

@@ -72,6 +72,7 @@ RENAMES = {
     (f"{LAYERS}.layernorm", "LayerNorm.eps"): "layer_norm",
     (f"{LAYERS}.rotary_embedding.base", "RotaryEmbeddingBase.is_neox_style"): "rotary",
     (f"{LAYERS}.linear", "LinearBase.quant_method"): "dense",
+    (f"{LAYERS}.fused_moe.unquantized_fused_moe_method", "UnquantizedFusedMoEMethod.w2_weight"): "moe",
     ("vllm.model_executor.kernels.linear", "MPLinearKernel.w_q_name"): "int4",
 }
 

@@ -16,8 +16,12 @@ def rename(holder, name):
         delattr(holder, name)
         return
     for method in filter(inspect.isfunction, vars(holder).values()):
-        names = [name + "_" if one == name else one for one in method.__code__.co_names]
-        method.__code__ = method.__code__.replace(co_names=tuple(names))
+        code = method.__code__
+        names, constants = (
+            tuple(f"{name}_" if one == name else one for one in each)
+            for each in (code.co_names, code.co_consts)
+        )
+        method.__code__ = code.replace(co_names=names, co_consts=constants)
 
 
 holders = []
