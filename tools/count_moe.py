@@ -68,6 +68,7 @@ def layers(form: str) -> tuple[Experts, Experts]:
 
     from armllm import kernels  # noqa: PLC0415
     from armllm.checkpoint.scheme import scheme_for  # noqa: PLC0415
+    from armllm.layers.activation import gated  # noqa: PLC0415
     from armllm.layers.linear import QuantizedLinear, dense  # noqa: PLC0415
     from armllm.layers.moe import FusedExperts, SeparateExperts  # noqa: PLC0415
     from armllm.quant.rounding import from_float  # noqa: PLC0415
@@ -79,14 +80,14 @@ def layers(form: str) -> tuple[Experts, Experts]:
     ]
     if form == "bfloat16":
         up, down = ([matrix.bfloat16() for matrix in one] for one in matrices)
-        separate = SeparateExperts([dense(w) for w in up], [dense(w) for w in down], activation="silu")
+        separate = SeparateExperts([dense(w) for w in up], [dense(w) for w in down], activation=gated("silu"))
         return separate, FusedExperts(kernels.join_experts(up, down), "silu")
     ups, downs = (
         [QuantizedLinear(from_float(matrix, scheme_for(form, matrix.shape[1]))) for matrix in one]
         for one in matrices
     )
     joined = kernels.join_experts([one.weight for one in ups], [one.weight for one in downs])
-    return SeparateExperts(list(ups), list(downs), activation="silu"), FusedExperts(joined, "silu")
+    return SeparateExperts(list(ups), list(downs), activation=gated("silu")), FusedExperts(joined, "silu")
 
 
 def call(form: str, tokens: int) -> None:

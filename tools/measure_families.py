@@ -72,6 +72,12 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "Qwen2MoeForCausalLM": {"shared_expert_intermediate_size": 512},
     "Gemma3nForCausalLM": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 32000},
     "Gemma4ForCausalLM": {"vocab_size_per_layer_input": 32000, "hidden_size_per_layer_input": 64},
+    "FalconH1ForCausalLM": {"mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_state": 128},
+    "NemotronHForCausalLM": {
+        "mamba_num_heads": 24,
+        "ssm_state_size": 64,
+        "moe_shared_expert_intermediate_size": 512,
+    },
     "GPT2LMHeadModel": ALL_HEADS,
     "GPTJForCausalLM": ALL_HEADS,
     "GPTNeoXForCausalLM": ALL_HEADS,
@@ -95,6 +101,8 @@ def config_of(architecture: str, layers: int) -> dict[str, Any]:
     counts = dict.fromkeys(("num_hidden_layers", "n_layers"), layers)
     if architecture == "Lfm2MoeForCausalLM":  # its class has no default
         sizes = {**sizes, "layer_types": [("conv", "full_attention")[index % 2] for index in range(layers)]}
+    if architecture == "NemotronHForCausalLM":  # which counts the letters
+        sizes = {**sizes, "hybrid_override_pattern": ("ME*-" * layers)[:layers]}
     return {"architectures": [architecture], **sizes, **counts, **SPECIAL.get(architecture, {})}
 
 

@@ -27,7 +27,9 @@ UNKNOWN = {"self_attention.query_key_value.weight": "Falcon", "layer_scalar": "G
 UNKNOWN |= {"altup.correct_output_scale": "Gemma 3n"}
 UNKNOWN |= {"shared_mlp.input_linear.weight": "Granite 4"}
 UNKNOWN |= {"mlp.gate.wg.weight": "Hunyuan's mixture of experts"}
-UNKNOWN |= {"attn.c_attn.weight": "GPT-2", "attn.q_proj.weight": "GPT-J", "mlp.fc1.weight": "Phi"}
+UNKNOWN |= {"attn.c_attn.weight": "GPT-2", "attn.q_proj.weight": "GPT-J", "mlp.fc1.weight": "Phi or nanochat"}
+UNKNOWN |= {"pre_ff_layernorm.weight": "Falcon-H1", "norm.weight": "Nemotron-H"}
+UNKNOWN |= {"pre_mlp_layernorm.weight": "Trinity"}
 UNKNOWN |= {"operator_norm.weight": "LFM2 or LFM3"}
 UNKNOWN |= {"attention.query_key_value.weight": "GPT-NeoX"}
 UNKNOWN |= {"attention.wqkv.weight": "InternLM2", "attn.attention.q_proj.weight": "EXAONE 3"}
@@ -169,7 +171,8 @@ class _Layer:
     def feed_forward(self) -> None:
         """Gate, up and down, or experts."""
         around = "post_feedforward_layernorm.weight" in self.names  # Gemma; OLMo 2 has none before
-        norm = "pre_feedforward_layernorm" if around else "post_attention_layernorm"
+        before = self.has("pre_feedforward_layernorm")  # VaultGemma has none after
+        norm = "pre_feedforward_layernorm" if around or before else "post_attention_layernorm"
         scope = next((s for s in ("block_sparse_moe", "mlp") if self.has(f"{s}.gate")), None)
         if self.has("block_sparse_moe.input_linear"):  # Granite
             for name in ("input_linear", "output_linear"):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from armllm import kernels
 from armllm.layers import cpu
-from armllm.layers.activation import gated, gated_kernel
+from armllm.layers.activation import gated, gated_kernel, plain
 from armllm.layers.linear import (
     KernelLinear,
     Linear,
@@ -84,13 +84,13 @@ class SeparateExperts:
         down: list[Linear],
         biases: Biases | None = None,
         *,
-        activation: str | kernels.ClampedSwiGLU,
+        activation: Callable[[Tensor], Tensor],
         gathers: Gathers | None = None,
     ) -> None:
         self.gate_up = gate_up
         self.down = down
         self.biases = biases
-        self.activation = gated(activation)
+        self.activation = activation
         self.gathers = gathers
 
     def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
@@ -152,6 +152,28 @@ def load_experts(
     return combined(gate_up, down, sizes=(hidden_size, size), activation=activation)
 
 
+def load_plain_experts(
+    weights: Weights, num_experts: int, hidden_size: int, size: int, *, activation: str
+) -> SeparateExperts:
+    """Experts without gates, each ``down(activation(up(x)))``: no kernel has all of them in one call.
+
+    From ``experts.N.<name>.weight``, or stacked from ``experts.<name>``.
+    """
+    experts = weights.scope("experts")
+    up_name, down_name = NAMES[1:]
+    if are_separate(experts):
+        up, down = load_matrices(experts, num_experts, hidden_size, size, NAMES[1:])
+    else:
+        up = _unstacked(experts, up_name, num_experts, (size, hidden_size), own_rows())
+        down = _unstacked(experts, down_name, num_experts, (hidden_size, size), own_rows())
+    return SeparateExperts(
+        [_product(matrix) for matrix in up],
+        [_product(matrix) for matrix in down],
+        activation=plain(activation),
+        gathers=Gathers.of((hidden_size, size)),
+    )
+
+
 def are_separate(experts: Weights) -> bool:
     """Whether each expert has tensors of its own below ``N.``, as GGUF files and quantizers have them."""
     return experts.scope("0", optional=True) is not experts
@@ -162,17 +184,18 @@ def load_matrices(
     num_experts: int,
     hidden_size: int,
     size: int,
-    names: tuple[str, str, str] = NAMES,
+    names: tuple[str, ...] = NAMES,
     *,
     bias: bool | None = False,
 ) -> tuple[Sequence[Matrix], Sequence[Matrix]]:
     """Gates and ups of each expert, and its second matrix, from ``N.<name>.weight``.
 
-    ``bias`` is that of `load_linear`.
+    ``names``: without the first one there are no gates. ``bias`` is that of `load_linear`.
     """
-    gate_name, up_name, down_name = names
+    *first_names, down_name = names
+    parts = dict.fromkeys(first_names, size)
     scopes = [experts.scope(str(expert)) for expert in range(num_experts)]
-    gate_up = [_matrix(scope, {gate_name: size, up_name: size}, hidden_size, bias) for scope in scopes]
+    gate_up = [_matrix(scope, parts, hidden_size, bias) for scope in scopes]
     return gate_up, [_matrix(scope, {down_name: hidden_size}, size, bias) for scope in scopes]
 
 
@@ -181,6 +204,15 @@ class Gathers(NamedTuple):
 
     between: Gather
     after: Gather
+
+    @staticmethod
+    def of(sizes: tuple[int, int]) -> Gathers | None:
+        """Those of ``sizes[0]`` columns of a result and ``sizes[1]`` between; None where no other rank is."""
+        ranks = current_ranks()
+        if ranks is None:
+            return None
+        after, between = (Cut(ranks).gatherer([size]) for size in sizes)
+        return Gathers(between, after)
 
 
 GATES_AND_UPS = 2  # blocks of gate_up, of each of which a rank has its rows
@@ -207,10 +239,7 @@ def combined(
     """
     function = gated_kernel(activation)
     stored = _alike([*gate_up, *down])
-    ranks, gathers = current_ranks(), None
-    if ranks is not None:
-        hidden_size, size = sizes
-        gathers = Gathers(Cut(ranks).gatherer([size]), Cut(ranks).gatherer([hidden_size]))
+    gathers = Gathers.of(sizes)
     if function is not None and stored is not None:
         count = len(gate_up)
         joined = kernels.join_experts(
@@ -225,7 +254,7 @@ def combined(
         [_product(matrix) for matrix in gate_up],
         [_product(matrix) for matrix in down],
         biases,
-        activation=activation,
+        activation=gated(activation),
         gathers=gathers,
     )
 

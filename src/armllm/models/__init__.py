@@ -40,6 +40,7 @@ class Family(NamedTuple):
 
 # by the architecture in config.json
 FAMILIES = {
+    "AfmoeForCausalLM": Family("afmoe", "afmoe"),
     "ApertusForCausalLM": Family("apertus", "apertus"),
     "ArceeForCausalLM": Family("arcee", "arcee"),
     "Cohere2MoeForCausalLM": Family("cohere2_moe", "cohere2_moe"),
@@ -55,6 +56,7 @@ FAMILIES = {
     "Exaone4ForCausalLM": Family("exaone4", "exaone4"),
     "ExaoneMoeForCausalLM": Family("exaone_moe", "exaone_moe"),
     "ExaoneForCausalLM": Family("exaone", "exaone"),
+    "FalconH1ForCausalLM": Family("falcon_h1", "falcon_h1"),
     "FalconForCausalLM": Family("falcon", "falcon"),
     "FlexOlmoForCausalLM": Family("flex_olmo", "flex_olmo"),
     "GPT2LMHeadModel": Family("gpt2", "gpt2"),
@@ -85,8 +87,10 @@ FAMILIES = {
     "HeliumForCausalLM": Family("helium", "helium"),
     "HunYuanDenseV1ForCausalLM": Family("hunyuan", "hunyuan_v1_dense"),
     "HunYuanMoEV1ForCausalLM": Family("hunyuan", "hunyuan_v1_moe"),
+    "HyperCLOVAXForCausalLM": Family("hyperclovax", "hyperclovax"),
     "InternLM2ForCausalLM": Family("internlm2", "internlm2"),
     "InternLM3ForCausalLM": Family("internlm3", "internlm3"),
+    "Jais2ForCausalLM": Family("jais2", "jais2"),
     "Lfm2ForCausalLM": Family("lfm2", "lfm2"),
     "Lfm2MoeForCausalLM": Family("lfm2_moe", "lfm2_moe"),
     "Lfm3ForCausalLM": Family("lfm3", "lfm3"),
@@ -101,10 +105,13 @@ FAMILIES = {
     "Mistral3ForConditionalGeneration": Family("ministral3", "mistral3"),
     "MistralForCausalLM": Family("mistral", "mistral"),
     "MixtralForCausalLM": Family("mixtral", "mixtral"),
+    "NanoChatForCausalLM": Family("nanochat", "nanochat"),
     "NemotronForCausalLM": Family("nemotron", "nemotron"),
+    "NemotronHForCausalLM": Family("nemotron_h", "nemotron_h"),
     "OPTForCausalLM": Family("opt", "opt"),
     "Olmo2ForCausalLM": Family("olmo2", "olmo2"),
     "Olmo3ForCausalLM": Family("olmo3", "olmo3"),
+    "OlmoForCausalLM": Family("olmo", "olmo"),
     "OlmoeForCausalLM": Family("olmoe", "olmoe"),
     "Phi3ForCausalLM": Family("phi3", "phi3"),
     "PhiForCausalLM": Family("phi", "phi"),
@@ -121,8 +128,10 @@ FAMILIES = {
     "Qwen3_5MoeForConditionalGeneration": Family("qwen3_5", "qwen3_5_moe"),
     "SeedOssForCausalLM": Family("seed_oss", "seed_oss"),
     "SmolLM3ForCausalLM": Family("smollm3", "smollm3"),
+    "SolarOpenForCausalLM": Family("solar_open", "solar_open"),
     "StableLmForCausalLM": Family("stablelm", "stablelm"),
     "Starcoder2ForCausalLM": Family("starcoder2", "starcoder2"),
+    "VaultGemmaForCausalLM": Family("vaultgemma", "vaultgemma"),
     "YoutuForCausalLM": Family("youtu", "youtu"),
 }
 

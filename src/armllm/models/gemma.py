@@ -24,11 +24,11 @@ class GemmaForCausalLM(Gemma2ForCausalLM):
 
     layer_class = GemmaDecoderLayer
 
-    @staticmethod
-    def read_config(reader: ConfigReader) -> GemmaConfig:
+    @classmethod
+    def read_config(cls, reader: ConfigReader) -> GemmaConfig:
         """Gemma 1's config.json."""
         common = reader.common(
-            "GemmaForCausalLM",
+            cls.__name__,
             default_eos=1,
             default_positions=8192,
             default_kv_heads=16,

@@ -97,7 +97,18 @@ class Gemma2DecoderLayer(NormAroundDecoderLayer):
         )
 
 
-class Gemma2ForCausalLM(LlamaForCausalLM):
+class CappedLogits(LlamaForCausalLM):
+    """A decoder whose scores are capped: c * tanh(x / c) with the configuration's final_soft_cap."""
+
+    config: Any
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Capped scores of every token of the vocabulary."""
+        logits, cap = super().logits(hidden), self.config.final_soft_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+class Gemma2ForCausalLM(CappedLogits):
     """Llama's decoder with Gemma 2's layers, scaled embeddings and capped logits."""
 
     config: GemmaConfig
@@ -108,15 +119,10 @@ class Gemma2ForCausalLM(LlamaForCausalLM):
         x = super().embed(token_ids)
         return x.mul_(torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Capped scores of every token of the vocabulary."""
-        logits, cap = super().logits(hidden), self.config.final_soft_cap
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
-
-    @staticmethod
-    def read_config(reader: ConfigReader) -> GemmaConfig:
+    @classmethod
+    def read_config(cls, reader: ConfigReader) -> GemmaConfig:
         """Gemma 2's config.json."""
-        fields = gemma_fields(reader, "Gemma2ForCausalLM", default_positions=8192, vocab_size=256000)
+        fields = gemma_fields(reader, cls.__name__, default_positions=8192, vocab_size=256000)
         fields = llama_fields(reader, fields, activation=ACTIVATION, default_intermediate=INTERMEDIATE_SIZE)
         num_layers = fields["num_layers"]
         kinds = read_layer_types(

@@ -56,13 +56,11 @@ class GroupedMoE:
     """experts(x) + shared(x)."""
 
     def __init__(self, config: GroupedMoEConfig, weights: Weights) -> None:
-        hidden_size, routing = config.hidden_size, config.routing
-        beside = weights.has("e_score_correction_bias")  # the bias, as EXAONE stores it
-        router, name = (weights, "gate.weight") if beside else (weights.scope("gate"), "weight")
-        self.router = GroupedRouter(router, hidden_size, routing, name=name)
+        hidden_size = config.hidden_size
+        self.router = self.load_router(config, weights)
         self.experts = load_experts(
             weights,
-            routing.num_experts,
+            config.routing.num_experts,
             hidden_size,
             config.moe_intermediate_size,
             activation=config.activation,
@@ -70,6 +68,13 @@ class GroupedMoE:
         self.shared = GatedMLP(
             weights.scope("shared_experts"), hidden_size, config.shared_size, activation=config.activation
         )
+
+    @staticmethod
+    def load_router(config: GroupedMoEConfig, weights: Weights) -> GroupedRouter:
+        """What chooses experts."""
+        beside = weights.has("e_score_correction_bias")  # the bias, as EXAONE stores it
+        router, name = (weights, "gate.weight") if beside else (weights.scope("gate"), "weight")
+        return GroupedRouter(router, config.hidden_size, config.routing, name=name)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x[T, hidden_size]`` to the same shape."""

@@ -141,6 +141,11 @@ class LlamaDecoderLayer:
         """What layer ``index`` does between tokens."""
         return self.attention_class(config, weights.scope(self.attention_name), rotary, index)
 
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """All that caches or remembers tokens."""
+        return (self.self_attn,)
+
     def load_norms(self, config: Any, weights: Weights) -> None:
         """Those before the branches."""
         self.input_layernorm, self.post_attention_layernorm = (
@@ -205,7 +210,7 @@ class LlamaForCausalLM:
             self.norm = self.layer_class.load_norm(config, model, norm)
         if self.stage.is_first:
             self.lm_head = self.load_head(weights)
-        mixers = [layer.self_attn for layer in self.layers]
+        mixers = [mixer for layer in self.layers for mixer in layer.mixers]
         caching = [getattr(mixer, "attention", None) for mixer in mixers]
         self.attention_layers = [one for one in caching if isinstance(one, Attention)]
         self.recurrent_layers = [mixer for mixer in mixers if isinstance(mixer, RecurrentLayer)]

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from armllm.models.llama import LlamaDecoderLayer, LlamaForCausalLM, llama_fields
 from armllm.models.mixtral import MoEConfig, load_moe, routing_fields
+from armllm.models.olmo import ClippedAttention
 from armllm.models.olmo2 import Olmo2Attention
 from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
     from armllm.layers.moe import MoE
-    from armllm.layers.rotary import RotaryEmbedding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,22 +24,8 @@ class OlmoeConfig(MoEConfig):
     clip_qkv: float | None
 
 
-class OlmoeAttention(Olmo2Attention):
-    """Query, key and value may also be clipped."""
-
-    def __init__(
-        self, config: OlmoeConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
-    ) -> None:
-        super().__init__(config, weights, rotary, index)
-        self.clip = config.clip_qkv
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value."""
-        parts = super().project(x)
-        if self.clip is not None:
-            for part in parts:
-                part.clamp_(-self.clip, self.clip)
-        return parts
+class OlmoeAttention(ClippedAttention, Olmo2Attention):
+    """OLMo 2's, of which query, key and value may be clipped."""
 
 
 class OlmoeDecoderLayer(LlamaDecoderLayer):

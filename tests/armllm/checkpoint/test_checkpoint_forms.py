@@ -20,6 +20,7 @@ from tests.armllm.models.reference import (
 from armllm import LLM
 from armllm.checkpoint.folder import Checkpoint
 from armllm.errors import CheckpointError
+from armllm.layers.activation import gated
 from armllm.layers.moe import SeparateExperts
 
 MOE = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"]
@@ -259,7 +260,7 @@ def test_no_token_all_to_one_expert_and_one_to_all():
     up = [torch.randn(2 * size, hidden_size) for _ in range(num_experts)]
     down = [torch.randn(hidden_size, size) for _ in range(num_experts)]
     experts = SeparateExperts(
-        [w.T.__rmatmul__ for w in up], [w.T.__rmatmul__ for w in down], activation="silu"
+        [w.T.__rmatmul__ for w in up], [w.T.__rmatmul__ for w in down], activation=gated("silu")
     )
 
     def one(x, expert):

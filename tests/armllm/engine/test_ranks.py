@@ -264,7 +264,10 @@ def short_answers(folder, size, by="tensor", **options):
         ("GPT2LMHeadModel", 1), ("GPTJForCausalLM", 1), ("GPTNeoXForCausalLM", 1), ("PhiForCausalLM", 1),
         ("Lfm2ForCausalLM", 1), ("Cohere2MoeForCausalLM", 1), ("ExaoneMoeForCausalLM", 1),
         ("GraniteMoeSWAForCausalLM", 1), ("Lfm2MoeForCausalLM", 1), ("Lfm3ForCausalLM", 1),
-        ("YoutuForCausalLM", 1),
+        ("YoutuForCausalLM", 1), ("VaultGemmaForCausalLM", 1), ("SolarOpenForCausalLM", 1),
+        ("FalconH1ForCausalLM", 1), ("NemotronHForCausalLM", 1), ("OlmoForCausalLM", 1),
+        ("AfmoeForCausalLM", 1), ("Jais2ForCausalLM", 1), ("HyperCLOVAXForCausalLM", 1),
+        ("NanoChatForCausalLM", 1),
     ],
 )  # fmt: skip
 def test_families_know_nothing_of_ranks(in_threads, tmp_path, architecture, seed):

@@ -464,3 +464,33 @@ def apertus(rng: random.Random) -> Config:
     config = decoder(rng) | {"hidden_act": rng.choice(["xielu", "xielu", "gelu"])}
     extra = {"model_type": "apertus", "pad_token_id": None, "attention_bias": rng.random() < 0.5}
     return config | rng.choice([{}, rope(rng, head_dim_of(config))]) | extra
+
+
+def olmo(rng: random.Random) -> Config:
+    config = with_rope(rng, whole_heads(rng)) | {"model_type": "olmo", "pad_token_id": None}
+    del config["rms_norm_eps"]
+    return config | {"attention_bias": rng.random() < 0.3, "clip_qkv": rng.choice([None, 0.5, 8.0])}
+
+
+def jais2(rng: random.Random) -> Config:
+    config = with_rope(rng, decoder(rng)) | {"model_type": "jais2"}
+    config["layer_norm_eps"] = config.pop("rms_norm_eps")
+    biases = {"attention_bias": rng.random() < 0.5, "mlp_bias": rng.random() < 0.5}
+    return config | biases | {"hidden_act": rng.choice(["relu2", "gelu", "silu"])}
+
+
+def hyperclovax(rng: random.Random) -> Config:
+    config = granite(rng) | {"model_type": "hyperclovax", "use_post_norm": rng.random() < 0.6}
+    if rng.random() < 0.3:
+        config["attention_multiplier"] = None
+    return config | {"logits_scaling": rng.choice([1.0, 0.5, 1.5])}
+
+
+def nanochat(rng: random.Random) -> Config:
+    config = with_rope(rng, whole_heads(rng)) | {"model_type": "nanochat"}
+    extra = {
+        "hidden_act": rng.choice(["relu2", "gelu", "silu"]),
+        "attention_bias": rng.random() < 0.3,
+        "final_logit_softcapping": rng.choice([None, 3.0, 15.0]),
+    }
+    return config | extra

@@ -336,3 +336,32 @@ def minimax_m2(rng: random.Random) -> Config:
         turned = config["head_dim"] // 2
         return config | rope(rng, turned) | {"rotary_dim": turned} | extra
     return config | partial_rope(rng, config, 1.0, [0.5]) | extra
+
+
+def solar_open(rng: random.Random) -> Config:
+    config = decoder(rng) | {"head_dim": rng.choice([8, 24])}
+    del config["intermediate_size"]
+    extra = grouped_experts(rng, config["num_hidden_layers"]) | {
+        "model_type": "solar_open",
+        "attention_bias": rng.random() < 0.5,
+        "norm_topk_prob": rng.random() < 0.6,
+    }
+    del extra["first_k_dense_replace"]
+    return with_rope(rng, config) | extra
+
+
+def afmoe(rng: random.Random) -> Config:
+    config = decoder(rng) | {"model_type": "afmoe", "head_dim": rng.choice([8, 24])}
+    layers = config["num_hidden_layers"]
+    extra: Config = {
+        "attention_bias": rng.random() < 0.3,
+        "moe_intermediate_size": rng.choice([16, 24]),
+        "num_dense_layers": rng.randint(0, layers),
+        "num_shared_experts": rng.choice([1, 2]),
+        "route_scale": rng.choice([1.0, 2.5]),
+        "mup_enabled": rng.random() < 0.5,
+        "sliding_window": rng.choice([5, 16, 1000]),
+    }
+    kinds = [rng.choice([FULL, SLIDING]) for _ in range(layers)]
+    extra |= rng.choice([{}, {"global_attn_every_n_layers": 2}, {"layer_types": kinds}])
+    return with_rope(rng, config) | extra | experts(rng, "num_experts")

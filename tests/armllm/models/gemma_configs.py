@@ -34,6 +34,10 @@ def gemma2(rng: random.Random) -> Config:
     return with_rope(rng, config) | extra
 
 
+def vaultgemma(rng: random.Random) -> Config:
+    return gemma2(rng) | {"model_type": "vaultgemma"}
+
+
 def gemma3(rng: random.Random) -> Config:
     config = gemma2(rng)
     for name in ("attn_logit_softcapping", "rope_theta", "rope_scaling", "rope_parameters"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.armllm.models.decoder_configs import FULL, LINEAR, SLIDING, decoder, granite, whole_heads
-from tests.armllm.models.expert_configs import experts, sparse
+from tests.armllm.models.expert_configs import experts, grouped_experts, sparse
 from tests.armllm.models.rope_configs import Config, partial_rope, with_rope
 
 if TYPE_CHECKING:
@@ -136,3 +136,67 @@ def granite_hybrid(rng: random.Random) -> Config:
         | extra
         | (experts(rng, "num_local_experts") if rng.random() < 0.6 else {"num_local_experts": 0})
     )
+
+
+def falcon_h1(rng: random.Random) -> Config:
+    config = with_rope(rng, decoder(rng)) | {"model_type": "falcon_h1"}
+    del config["hidden_act"]
+    config["num_hidden_layers"] = min(config["num_hidden_layers"], 3)  # more of both make roundings large
+    heads, groups = rng.choice([2, 4, 8]), rng.choice([1, 2])
+    size: Config = {"mamba_d_ssm": heads * rng.choice([8, 16])}
+    if config["hidden_size"] * 2 % heads == 0 and rng.random() < 0.3:
+        size = {"mamba_d_ssm": None, "mamba_expand": rng.choice([2, 4])}
+    extra: Config = {
+        "rms_norm_eps": rng.choice([1e-3, 1e-2]),  # as for delta nets
+        "attention_bias": rng.random() < 0.3,
+        "mlp_bias": rng.random() < 0.3,
+        "projectors_bias": rng.random() < 0.3,
+        "mamba_n_heads": heads,
+        "mamba_n_groups": groups,
+        "mamba_d_state": rng.choice([8, 24]),
+        "mamba_d_conv": rng.choice([2, 4]),
+        "mamba_conv_bias": rng.random() < 0.7,
+        "mamba_proj_bias": rng.random() < 0.3,
+        "mamba_rms_norm": rng.random() < 0.6,
+        "mamba_norm_before_gate": rng.random() < 0.5,
+    }
+    for name in ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out"):
+        if rng.random() < 0.6:
+            extra[f"{name}_multiplier"] = rng.choice([0.5, 0.8, 1.5])
+    for name, length in (("ssm", 5), ("mlp", 2)):
+        if rng.random() < 0.6:
+            extra[f"{name}_multipliers"] = [rng.choice([0.5, 0.8, 1.5]) for _ in range(length)]
+    return config | size | extra
+
+
+def nemotron_h(rng: random.Random) -> Config:
+    config = decoder(rng)
+    for name in ("hidden_act", "num_hidden_layers", "rms_norm_eps"):
+        del config[name]
+    letters = "".join(rng.choice("MM*E-") for _ in range(rng.choice([2, 4, 5])))
+    kinds = {"M": LINEAR, "*": FULL, "E": "moe", "-": "mlp"}
+    layers = rng.choice(
+        [{}, {"hybrid_override_pattern": letters}, {"layers_block_type": [kinds[one] for one in letters]}]
+    )
+    routing = grouped_experts(rng, 1) | {"n_shared_experts": 1}
+    del routing["first_k_dense_replace"]
+    heads = rng.choice([2, 4])
+    extra: Config = {
+        "model_type": "nemotron_h",
+        "head_dim": rng.choice([8, 24]),
+        "layer_norm_epsilon": rng.choice([1e-3, 1e-2]),  # as for delta nets
+        "mlp_hidden_act": rng.choice(["relu2", "relu2", "silu", "gelu"]),
+        "mlp_bias": rng.random() < 0.3,
+        "use_bias": rng.random() < 0.3,
+        "mamba_num_heads": 2 * heads,
+        "mamba_head_dim": rng.choice([8, 16]),
+        "n_groups": rng.choice([1, heads]),
+        "ssm_state_size": rng.choice([8, 24]),
+        "conv_kernel": rng.choice([2, 4]),
+        "use_conv_bias": rng.random() < 0.7,
+        "time_step_min": rng.choice([0.001, 0.5]),
+        "norm_topk_prob": rng.random() < 0.6,
+        "moe_shared_expert_intermediate_size": rng.choice([16, 40]),
+        "moe_latent_size": rng.choice([None, 16]),
+    }
+    return config | routing | extra | layers

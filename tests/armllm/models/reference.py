@@ -38,8 +38,8 @@ def save_reference(folder: Path, config: dict[str, Any], seed: int) -> Any:
 
 def randomize(model: Any, model_type: str) -> None:
     """Weights that leave no part without effect; a norm's is 1 at rest, or 0 where 1 is added."""
-    around_zero = model_type.startswith(("gemma", "nemotron", "qwen3_next", "qwen3_5"))
-    around_zero = around_zero and not model_type.startswith(("gemma3n", "gemma4"))
+    around_zero = model_type.startswith(("gemma", "nemotron", "qwen3_next", "qwen3_5", "vaultgemma"))
+    around_zero = around_zero and not model_type.startswith(("gemma3n", "gemma4", "nemotron_h"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):

@@ -29,6 +29,7 @@ SEEING = {name for name in REGISTERED if name.endswith("ForConditionalGeneration
 # their authors publish the classes; test_renamed_families.py compares them with what they are made of
 PUBLISHED_APART = {"ExaoneForCausalLM", "InternLM2ForCausalLM", "MiniCPMForCausalLM"}
 EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
+FIXED_EPSILON = {"OlmoForCausalLM": 1e-5}  # no key of config.json
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -44,6 +45,8 @@ REQUIRED = {
     "GPTNeoXForCausalLM": {"hidden_size": 256},
     "PhiForCausalLM": {"hidden_size": 256},
     "NemotronForCausalLM": {"hidden_size": 256, "num_key_value_heads": 32},
+    "HyperCLOVAXForCausalLM": {"head_dim": 8},
+    "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", FULL]},
     "HeliumForCausalLM": {"head_dim": 2, "num_key_value_heads": 32},
     "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
 }
@@ -116,6 +119,8 @@ def read(tmp_path, architecture, **values):
             (4096, None),
         ),
         ("Gemma2ForCausalLM", {"sliding_window": 7}, (7, None)),
+        ("AfmoeForCausalLM", {"num_hidden_layers": 5}, (1024, 1024, 1024, None, 1024)),
+        ("VaultGemmaForCausalLM", {"num_hidden_layers": 3}, (4096, None, 4096)),
         ("GptOssForCausalLM", {}, (128, None)),
         ("GptOssForCausalLM", {"sliding_window": 7, "layer_types": [FULL, SLIDING]}, (None, 7)),
         ("Gemma3ForCausalLM", {"sliding_window": 7, "sliding_window_pattern": 2}, (7, None)),
@@ -316,6 +321,40 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("Olmo3ForCausalLM", {"sliding_window": None}, "there is no sliding_window"),
         ("Olmo3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters must hold"),
         ("OlmoeForCausalLM", {"clip_qkv": -1}, "clip_qkv must be a positive number"),
+        ("AfmoeForCausalLM", {"sliding_window": None}, "there is no sliding_window"),
+        ("AfmoeForCausalLM", {"route_norm": False}, "route_norm False is not supported"),
+        ("AfmoeForCausalLM", {"n_group": 2}, "n_group 2 is not supported"),
+        ("AfmoeForCausalLM", {"num_experts_per_tok": 65}, "num_experts_per_tok 65 is above"),
+        ("HyperCLOVAXForCausalLM", {"residual_multiplier": 0}, "residual_multiplier must be a positive"),
+        ("Jais2ForCausalLM", {"hidden_act": "tanh"}, "hidden_act 'tanh' is not supported"),
+        (
+            "NanoChatForCausalLM",
+            {"final_logit_softcapping": -1},
+            "final_logit_softcapping must be a positive",
+        ),
+        ("OlmoForCausalLM", {"clip_qkv": -1}, "clip_qkv must be a positive number"),
+        ("VaultGemmaForCausalLM", {"sliding_window": None}, "there is no sliding_window"),
+        ("SolarOpenForCausalLM", {"first_k_dense_replace": 1}, "first_k_dense_replace 1 is not supported"),
+        ("SolarOpenForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1.0"),
+        ("SolarOpenForCausalLM", {"n_group": 3}, "n_group 3 does not cut 128 experts"),
+        ("SolarOpenForCausalLM", {"use_qk_norm": True}, "use_qk_norm True is not known"),
+        ("FalconH1ForCausalLM", {"mamba_n_heads": 48}, "mamba_n_heads 48 of 21 are not"),
+        ("FalconH1ForCausalLM", {"ssm_multipliers": [1.0]}, "ssm_multipliers must be a list of 5 numbers"),
+        ("FalconH1ForCausalLM", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ("FalconH1ForCausalLM", {"key_multiplier": 0}, "key_multiplier must be a positive number"),
+        ("FalconH1ForCausalLM", {"time_step_limit": [0.1, 1.0]}, "time_step_limit [0.1, 1.0]"),
+        ("NemotronHForCausalLM", {"num_hidden_layers": 3}, "num_hidden_layers 3 is not supported, only 2"),
+        ("NemotronHForCausalLM", {"layers_block_type": ["mamba", "gru"]}, "layers_block_type 'gru' is not"),
+        (
+            "NemotronHForCausalLM",
+            {"layers_block_type": None, "hybrid_override_pattern": "MX"},
+            "hybrid_override_pattern 'X' is not supported, only M, *, E, -",
+        ),
+        ("NemotronHForCausalLM", {"attention_bias": True}, "attention_bias True is not supported"),
+        ("NemotronHForCausalLM", {"sliding_window": 8}, "sliding_window 8 is not supported"),
+        ("NemotronHForCausalLM", {"n_groups": 3}, "mamba_num_heads 128 is not a multiple of n_groups 3"),
+        ("NemotronHForCausalLM", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act 'gelu' is not supported"),
+        ("NemotronHForCausalLM", {"time_step_limit": [0.1, 1.0]}, "time_step_limit [0.1, 1.0]"),
         ("OPTForCausalLM", {"ffn_dim": 8, "activation_function": "swiglu"}, "activation_function 'swiglu'"),
         ("OPTForCausalLM", {"ffn_dim": 8, "num_attention_heads": 3}, "hidden_size is not"),
         ("OPTForCausalLM", {"ffn_dim": 8, "num_key_value_heads": 4}, "num_key_value_heads 4"),
@@ -402,7 +441,8 @@ def test_defaults_are_those_of_transformers(tmp_path, architecture):
     for name in ("num_experts_per_tok", "moe_intermediate_size", "clip_qkv"):
         assert (getattr(ours, name, None) or None) == getattr(theirs, name, None)
     theirs_eps = (getattr(theirs, name, None) for name in EPSILONS)
-    assert getattr(ours, "rms_norm_eps", None) == next(filter(None, theirs_eps), None)
+    eps = next(filter(None, theirs_eps), FIXED_EPSILON.get(architecture))
+    assert getattr(ours, "rms_norm_eps", None) == eps
     if hasattr(theirs, "rope_parameters"):
         kinds = {**theirs.rope_parameters}
         assert ours.rope.theta == kinds.get("full_attention", kinds)["rope_theta"]

@@ -24,6 +24,7 @@ MOE = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "Olmo
 LEFT = (
     "embed_tokens",
     "embed_in",
+    "embeddings",
     "embed_out",
     "wte",
     "wpe",
