@@ -17,6 +17,7 @@ namespace armllm {
 namespace {
 
 constexpr int64_t kItemProducts = 128 * 1024;  // multiply-accumulates that are worth an item
+constexpr int64_t kItemsOfThread = 8;          // so many larger ones keep all threads at work
 constexpr int64_t kTileRows = 32;              // so many rows of x and y stay in the first-level cache
 
 void check(const LoraArgs& args) {
@@ -65,16 +66,18 @@ void sort_by_slot(const LoraArgs& args, const int64_t* slots, int64_t count, std
 // Tiles in a row, as many to an item as are worth one.
 class Items {
  public:
-  void clear() {
+  // For at most `products` multiply-accumulates together.
+  void clear(int64_t products) {
     tiles_.clear();
     ends_.clear();
     products_ = 0;
+    worth_ = std::max(kItemProducts, products / (kItemsOfThread * num_threads()));
   }
   // All of `tile` for its rows, where each of [begin, end) costs `each` products of a row. It is cut at
   // multiples of `multiple`.
   void add(const LoraTile& tile, int64_t each, int64_t multiple) {
     const int64_t rows = tile.row_end - tile.row_begin;
-    const int64_t some = ceil_div(kItemProducts, std::max<int64_t>(1, rows * each));
+    const int64_t some = ceil_div(worth_, std::max<int64_t>(1, rows * each));
     const int64_t step = ceil_div(some, multiple) * multiple;
     for (int64_t begin = tile.begin; begin < tile.end; begin += step) {
       LoraTile cut = tile;
@@ -82,7 +85,7 @@ class Items {
       cut.end = std::min(tile.end, begin + step);
       tiles_.push_back(cut);
       products_ += rows * each * (cut.end - begin);
-      if (products_ >= kItemProducts) close();
+      if (products_ >= worth_) close();
     }
   }
   void close() {
@@ -98,7 +101,7 @@ class Items {
  private:
   std::vector<LoraTile> tiles_;
   std::vector<size_t> ends_;
-  int64_t products_ = 0;
+  int64_t products_ = 0, worth_ = kItemProducts;
 };
 
 }  // namespace
@@ -116,8 +119,8 @@ void add_lora(const KernelTable& table, Storage storage, const LoraArgs& request
   const auto low_floats = static_cast<int64_t>(rows_by_slot.size()) * args.parts * args.max_rank;
   args.low = reinterpret_cast<float*>(workspace.reserve(low_floats * static_cast<int64_t>(sizeof(float))));
 
-  shrinking.clear();
-  expanding.clear();
+  shrinking.clear(low_floats * args.in_features);
+  expanding.clear(static_cast<int64_t>(rows_by_slot.size()) * args.max_rank * args.out_features);
   for (int64_t slot = 0, begin = 0; slot < args.slots; ++slot) {
     const int64_t end = ends[static_cast<size_t>(slot)];
     for (; begin < end; begin = std::min(end, begin + kTileRows)) {

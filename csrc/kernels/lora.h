@@ -214,28 +214,50 @@ ARMLLM_INLINE void scale_row(T* y, const float* norms, const float* bias, int64_
   }
 }
 
+// The columns of a tile of the second product.
+struct Columns {
+  int64_t column, count;        // in y: the first one, and how many
+  int64_t first_weight, width;  // in B: the first element, and those of a row
+  int64_t rank;
+};
+ARMLLM_INLINE Columns columns_of(const LoraArgs& args, const LoraTile& tile) {
+  const int64_t start = tile.part == 0 ? 0 : args.part_ends[tile.part - 1];
+  return {start + tile.begin, tile.end - tile.begin,
+          (tile.slot * args.out_features + start) * args.max_rank + tile.begin,
+          args.part_ends[tile.part] - start, args.ranks[tile.slot * args.parts + tile.part]};
+}
+
+template <class T>
+ARMLLM_INLINE void scale_rows(const LoraArgs& args, const LoraTile& tile, const Columns& of) {
+  for (int64_t place = tile.row_begin; args.norms != nullptr && place < tile.row_end; ++place) {
+    scale_row(row_at<T>(args, place, tile.part).y + of.column,
+              args.norms + tile.slot * args.out_features + of.column,
+              args.bias == nullptr ? nullptr : args.bias + of.column, of.count);
+  }
+}
+
+// The columns from the `done`-th on, of each row alone.
+template <class T>
+ARMLLM_INLINE void expand_last(const LoraArgs& args, const LoraTile& tile, const Columns& of, int64_t done) {
+  const T* const b = static_cast<const T*>(args.b) + of.first_weight + done;
+  for (int64_t place = tile.row_begin; done < of.count && place < tile.row_end; ++place) {
+    const Row<T> one = row_at<T>(args, place, tile.part);
+    expand_rest(b, of.width, of.rank, one.low, one.y + of.column + done, of.count - done);
+  }
+}
+
 template <class T>
 ARMLLM_INLINE void expand(const LoraArgs& args, const LoraTile& tile) {
-  const int64_t start = tile.part == 0 ? 0 : args.part_ends[tile.part - 1];
-  const int64_t width = args.part_ends[tile.part] - start, column = start + tile.begin;
-  const int64_t rank = args.ranks[tile.slot * args.parts + tile.part], n = tile.end - tile.begin;
-  const T* const b =
-      static_cast<const T*>(args.b) + (tile.slot * args.out_features + start) * args.max_rank + tile.begin;
-  for (int64_t place = tile.row_begin; args.norms != nullptr && place < tile.row_end; ++place) {
-    scale_row(row_at<T>(args, place, tile.part).y + column,
-              args.norms + tile.slot * args.out_features + column,
-              args.bias == nullptr ? nullptr : args.bias + column, n);
-  }
+  const Columns of = columns_of(args, tile);
+  scale_rows<T>(args, tile, of);
+  const T* const b = static_cast<const T*>(args.b) + of.first_weight;
   int64_t i = 0;
-  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+  for (; i + 4 * kLanes <= of.count; i += 4 * kLanes) {
     for_rows<T>(args, tile, [&](const auto& rows, bool first) ARMLLM_LAMBDA {
-      Tiles<T>::expand(b + i, width, rank, first ? 4 * 4 * kLanes : 0, rows, column + i);
+      Tiles<T>::expand(b + i, of.width, of.rank, first ? 4 * 4 * kLanes : 0, rows, of.column + i);
     });
   }
-  for (int64_t place = tile.row_begin; i < n && place < tile.row_end; ++place) {
-    const Row<T> one = row_at<T>(args, place, tile.part);
-    expand_rest(b + i, width, rank, one.low, one.y + column + i, n - i);
-  }
+  expand_last<T>(args, tile, of, i);
 }
 
 }  // namespace lora

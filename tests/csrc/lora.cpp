@@ -133,7 +133,8 @@ Result test_lora(const Context& context) {
   Random random(context.seed);
   const Shape shapes[] = {
       {1, 1, 1, {1}},           {3, 2, 2, {5, 3}},         {9, 33, 5, {17, 0, 40}}, {40, 77, 9, {70}},
-      {70, 300, 4, {264, 130}}, {6, 160, 17, {65, 64, 3}}, {0, 8, 4, {8}},
+      {70, 300, 4, {264, 130}}, {6, 160, 17, {65, 64, 3}}, {0, 8, 4, {8}},          {90, 40, 67, {96, 33}},
+      {5, 8, 513, {40}},  // more ranks than a tile of AMX takes, or all of them
   };
   for (const Shape& shape : shapes) {
     for (const float size : {1.0f, 0x1p-9f}) {
