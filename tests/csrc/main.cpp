@@ -31,9 +31,15 @@ void report(const char* op, const char* target, const conformance::Result& resul
   cases += result.cases;
 }
 
+#if defined(ARMLLM_EMULATED_X86)
+bool cpu_has(const std::string&) { return true; }
+#else
+bool cpu_has(const std::string& feature) { return armllm::cpu_has(feature); }
+#endif
+
 bool usable(const armllm::Target& target) {
   bool all = target.compiled;
-  for (const char* feature : target.features) all = all && armllm::cpu_has(feature);
+  for (const char* feature : target.features) all = all && cpu_has(feature);
   return all;
 }
 
@@ -89,7 +95,7 @@ int main(int argc, char** argv) {
     }
   }
 
-  const armllm::Choice best = armllm::choose("", armllm::cpu_has);
+  const armllm::Choice best = armllm::choose("", cpu_has);
   for (const armllm::Target& target : armllm::targets()) {
     if (!only_targets.empty() && only_targets.count(target.name) == 0) continue;
     if (!usable(target)) {
@@ -99,7 +105,7 @@ int main(int argc, char** argv) {
       continue;
     }
     constexpr int kAnyLength = 2048;
-    const armllm::Choice choice = armllm::choose(target.name, armllm::cpu_has, kAnyLength);
+    const armllm::Choice choice = armllm::choose(target.name, cpu_has, kAnyLength);
     for (const conformance::NamedTest& test : conformance::op_tests()) {
       const char* name = test.driver == nullptr ? test.op : test.driver;
       if (!wanted(name)) continue;

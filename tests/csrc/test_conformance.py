@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import subprocess
 import sys
@@ -46,6 +47,18 @@ def test_the_runner_knows_its_options(native):
     assert [line.split()[:2] for line in only.stdout.splitlines()[:-1]] == [["rms_norm_f32", "scalar"]]
     for wrong in (["--target", "warp9"], ["--op", "no_op"], ["--seed", "x"], ["--seed"], ["--frobnicate"]):
         assert run(native, *wrong).returncode == 2, wrong
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="they are kernels for x86-64")
+def test_kernels_for_avx512_and_amx_conform_on_every_cpu(native):
+    """Catches a defect in kernels that this CPU may not have: their instructions are functions in C++."""
+    targets = ("avx512", "avx512_vnni", "avx512_bf16", "amx")
+    runner = tool.build(native.parents[1], program="conformance_x86")
+    done = run(runner, *(word for name in targets for word in ("--target", name)))
+    assert done.returncode == 0, done.stdout
+    for op in ("paged_attention_bf16", "matmul_w4a8_f16", "linear_bf16", "lora_expand_bf16"):
+        assert re.search(rf"^{op} +amx +ok ", done.stdout, re.MULTILINE), op
 
 
 @pytest.mark.slow
