@@ -98,10 +98,25 @@ ARMLLM_INLINE void configure(int64_t rows, int64_t pairs) {
   load_shapes(shapes);
 }
 
-// y += low . B for 16 rows at most and the columns of a tile, 32 at a time. `count`: these columns.
+// Pairs of rows of B, of which `left` are there, as 16 columns and 16 others take them.
+ARMLLM_INLINE void put_weights(const bfloat16* b, int64_t stride, int64_t left, int64_t pairs, int64_t ahead,
+                               bfloat16 (&to)[2][kBlock * kChunk]) {
+  for (int64_t pair = 0; pair < pairs; ++pair, b += 2 * stride, left -= 2) {
+    __builtin_prefetch(b + ahead, 0, 2);
+    __builtin_prefetch(b + stride + ahead, 0, 2);
+    const __m512i even = left > 0 ? _mm512_loadu_si512(b) : _mm512_setzero_si512();
+    const __m512i odd = left > 1 ? _mm512_loadu_si512(b + stride) : _mm512_setzero_si512();
+    _mm512_store_si512(to[0] + pair * kChunk, _mm512_unpacklo_epi16(even, odd));
+    _mm512_store_si512(to[1] + pair * kChunk, _mm512_unpackhi_epi16(even, odd));
+  }
+  __asm__ volatile("" ::: "memory");
+}
+
+// y += low . B for 16 rows at most and the columns of a tile, 32 at a time; the last ones are left.
 ARMLLM_INLINE void expand_rows(const LoraArgs& args, const LoraTile& tile, int64_t place, int64_t rows,
-                               const bfloat16* b, int64_t stride, int64_t rank, int64_t column,
-                               int64_t count) {
+                               const lora::Columns& columns) {
+  const int64_t rank = columns.rank, stride = columns.width;
+  const bfloat16* const b = static_cast<const bfloat16*>(args.b) + columns.first_weight;
   lora::Row<bfloat16> of[kBlock];
   alignas(64) bfloat16 low[kMostRank / kChunk][kBlock][kChunk];
   for (int64_t i = 0; i < rows; ++i) {
@@ -115,34 +130,23 @@ ARMLLM_INLINE void expand_rows(const LoraArgs& args, const LoraTile& tile, int64
   configure(rows, pairs);
   alignas(64) bfloat16 weights[2][2][kBlock * kChunk];
   alignas(64) float sums[2][kBlock * kBlock];
-  for (int64_t c = 0; c < count; c += kChunk) {
+  for (int64_t c = 0; c + kChunk <= columns.count; c += kChunk) {
     _tile_zero(0);
     _tile_zero(1);
     for (int64_t at = 0; at < rank; at += kChunk) {
-      bfloat16* const first = weights[(c + at) / kChunk % 2][0];
-      bfloat16* const second = weights[(c + at) / kChunk % 2][1];
-      for (int64_t pair = 0; pair < pairs; ++pair) {
-        const bfloat16* const one = b + (at + 2 * pair) * stride + c;
-        const int64_t left = rank - at - 2 * pair;
-        __builtin_prefetch(one + ahead, 0, 2);
-        __builtin_prefetch(one + stride + ahead, 0, 2);
-        const __m512i even = left > 0 ? _mm512_loadu_si512(one) : _mm512_setzero_si512();
-        const __m512i odd = left > 1 ? _mm512_loadu_si512(one + stride) : _mm512_setzero_si512();
-        _mm512_store_si512(first + pair * kChunk, _mm512_unpacklo_epi16(even, odd));
-        _mm512_store_si512(second + pair * kChunk, _mm512_unpackhi_epi16(even, odd));
-      }
-      __asm__ volatile("" ::: "memory");
+      auto& both = weights[(c + at) / kChunk % 2];
+      put_weights(b + at * stride + c, stride, rank - at, pairs, ahead, both);
       _tile_loadd(4, low[at / kChunk], 64);
-      _tile_loadd(5, first, 64);
+      _tile_loadd(5, both[0], 64);
       _tile_dpbf16ps(0, 4, 5);
-      _tile_loadd(6, second, 64);
+      _tile_loadd(6, both[1], 64);
       _tile_dpbf16ps(1, 4, 6);
     }
     _tile_stored(0, sums[0], 64);
     _tile_stored(1, sums[1], 64);
     __asm__ volatile("" ::: "memory");
     for (int64_t i = 0; i < rows; ++i) {
-      bfloat16* const y = of[i].y + column + c;
+      bfloat16* const y = of[i].y + columns.column + c;
       __m512 first, second;
       lora::load_columns(y, first, second);
       lora::store_columns(y, _mm512_add_ps(first, _mm512_load_ps(sums[0] + i * kBlock)),
@@ -152,17 +156,15 @@ ARMLLM_INLINE void expand_rows(const LoraArgs& args, const LoraTile& tile, int64
 }
 
 ARMLLM_INLINE void expand(const LoraArgs& args, const LoraTile& tile) {
-  const lora::Columns of = lora::columns_of(args, tile);
-  if (of.rank > kMostRank) return lora::expand<bfloat16>(args, tile);
-  lora::scale_rows<bfloat16>(args, tile, of);
-  const int64_t whole = of.count / kChunk * kChunk;
-  const bfloat16* const b = static_cast<const bfloat16*>(args.b) + of.first_weight;
-  for (int64_t place = tile.row_begin; whole > 0 && place < tile.row_end; place += kBlock) {
+  const lora::Columns columns = lora::columns_of(args, tile);
+  if (columns.rank > kMostRank) return lora::expand<bfloat16>(args, tile);
+  lora::scale_rows<bfloat16>(args, tile, columns);
+  for (int64_t place = tile.row_begin; place < tile.row_end; place += kBlock) {
     const int64_t rows = tile.row_end - place < kBlock ? tile.row_end - place : kBlock;
-    expand_rows(args, tile, place, rows, b, of.width, of.rank, of.column, whole);
+    expand_rows(args, tile, place, rows, columns);
   }
   _tile_release();
-  lora::expand_last<bfloat16>(args, tile, of, whole);
+  lora::expand_last<bfloat16>(args, tile, columns, columns.count / kChunk * kChunk);
 }
 
 }  // namespace lora_amx
