@@ -165,9 +165,10 @@ class Columns {
   alignas(64) int8_t widened_[packed ? 2 : 1][packed ? kDeep * 16 : 1];
 };
 
-// Adds the elements from `k` to before `end`.
-template <bool packed, int N>
-ARMLLM_INLINE void add_elements(const Product& p, Columns<packed>& columns, int64_t k, int64_t end) {
+// Adds the elements from `k` to before `end`; calls `beside` while the tiles compute.
+template <bool packed, int N, class Beside>
+ARMLLM_INLINE void add_elements(const Product& p, Columns<packed>& columns, int64_t k, int64_t end,
+                                const Beside& beside) {
   while (k < end) {
     const Place place = place_of(k, p.rows, p.features);
     const int64_t elements = elements_at(k, end);
@@ -177,25 +178,38 @@ ARMLLM_INLINE void add_elements(const Product& p, Columns<packed>& columns, int6
     } else {
       add_half<N>(p.q + place.first, place.stride, now);
     }
+    beside();
     k += elements;
   }
 }
 
-// out = before + sums * scales, of all rows; `before` may be null.
-ARMLLM_INLINE void scale_sums(int64_t rows, const int32_t* sums, const float* scales, const float* before,
-                              float* out) {
-  const __m512 scale = _mm512_loadu_ps(scales);
-  for (int64_t i = 0; i < rows * 16; i += 16) {
-    const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums + i));
-    const __m512 more = before == nullptr ? _mm512_setzero_ps() : _mm512_load_ps(before + i);
-    _mm512_store_ps(out + i, _mm512_fmadd_ps(sum, scale, more));
+// out = before + sums * scales, some rows at a time; `before` may be null.
+struct Scaling {
+  const int32_t* sums;
+  const float *scales, *before;
+  float* out;
+  int64_t rows;  // those left
+  ARMLLM_MEMBER void take(int64_t count) {
+    if (count > rows) count = rows;
+    if (count == 0) return;
+    const __m512 scale = _mm512_loadu_ps(scales);
+    for (int64_t i = 0; i < count * 16; i += 16) {
+      const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums + i));
+      const __m512 more = before == nullptr ? _mm512_setzero_ps() : _mm512_load_ps(before + i);
+      _mm512_store_ps(out + i, _mm512_fmadd_ps(sum, scale, more));
+    }
+    sums += count * 16;
+    out += count * 16;
+    if (before != nullptr) before += count * 16;
+    rows -= count;
   }
-}
+};
 
-// N blocks of rows, of which the last may have rows that nobody wants.
+// N blocks of rows, of which the last may have rows that nobody wants. A group's sums are scaled while the
+// tiles compute the next group.
 template <bool packed, int N>
 ARMLLM_INLINE void multiply_blocks(const Product& p) {
-  alignas(64) int32_t sums[N * kBlock * 16];
+  alignas(64) int32_t sums[2][N * kBlock * 16];
   Columns<packed> columns(p);
   if (!p.grouped) {
     if (p.begin == 0) {
@@ -203,20 +217,24 @@ ARMLLM_INLINE void multiply_blocks(const Product& p) {
     } else {
       load_sums<N>(p.waiting);
     }
-    add_elements<packed, N>(p, columns, p.begin, p.end);
+    add_elements<packed, N>(p, columns, p.begin, p.end, [] {});
     if (p.end < p.features) return store_sums<N>(p.waiting);
-    store_sums<N>(sums);
-    return scale_sums(p.rows, sums, p.scales, nullptr, p.out);
+    store_sums<N>(sums[0]);
+    return Scaling{sums[0], p.scales, nullptr, p.out, p.rows}.take(p.rows);
   }
   const float* before = p.begin == 0 ? nullptr : p.waiting;
   float* const out = p.end < p.features ? p.waiting : p.out;
-  for (int64_t k = p.begin; k < p.end; k += p.group) {
+  const int64_t turns = (p.group + kDeep - 1) / kDeep, rows_of_turn = (p.rows + turns - 1) / turns;
+  Scaling last{};
+  for (int64_t k = p.begin, turn = 0; k < p.end; k += p.group, turn = 1 - turn) {
     clear_sums<N>();
-    add_elements<packed, N>(p, columns, k, k + p.group);
-    store_sums<N>(sums);
-    scale_sums(p.rows, sums, p.scales + k / p.group * 16, before, out);
+    add_elements<packed, N>(p, columns, k, k + p.group, [&]() ARMLLM_LAMBDA { last.take(rows_of_turn); });
+    last.take(last.rows);
+    store_sums<N>(sums[turn]);
+    last = {sums[turn], p.scales + k / p.group * 16, before, out, p.rows};
     before = out;
   }
+  last.take(last.rows);
 }
 
 template <int bits, bool packed>
