@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TENSORS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 # What families put before ".layers", in any order.
-OUTER = re.compile(r"(?:(?:model|language_model|decoder)\.)*")
+OUTER = re.compile(r"(?:(?:model|backbone|language_model|decoder)\.)*")
 # Mixtral's router: as the hub has it, and as transformers 5 and so PEFT call it.
 STORED_ROUTER, ROUTER = "block_sparse_moe.gate", "mlp.gate"
 LONGEST_NAME = 1000  # characters of a tensor's

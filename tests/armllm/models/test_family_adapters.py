@@ -22,6 +22,7 @@ SEED = 300
 FAMILIES = (
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
+    "FalconH1ForCausalLM",
     "Gemma3nForCausalLM",
     "Gemma4ForCausalLM",
     "Glm4MoeLiteForCausalLM",
@@ -32,6 +33,7 @@ FAMILIES = (
     "InternLM3ForCausalLM",
     "Llama4ForCausalLM",
     "MiniCPM3ForCausalLM",
+    "NemotronHForCausalLM",
     "PhiForCausalLM",
 )
 PREFIX = "base_model.model."
