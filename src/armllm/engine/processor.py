@@ -205,7 +205,12 @@ class Processor:
             return self.tokenizer.encode(prompt)
         if isinstance(prompt, TokenizedText):
             prompt = prompt.token_ids
-        for token_id in prompt:
+        if {*map(type, prompt)} != {int} or min(prompt) < 0 or max(prompt) >= self.vocab_size:
+            self._check_each(prompt)
+        return list(prompt)
+
+    def _check_each(self, token_ids: Sequences[int]) -> None:
+        for token_id in token_ids:
             if (
                 not isinstance(token_id, int)
                 or isinstance(token_id, bool)
@@ -214,7 +219,6 @@ class Processor:
                 raise RequestError(
                     f"prompt token id {token_id!r} is not in the vocabulary of {self.vocab_size}"
                 )
-        return list(prompt)
 
     def tokenize_together(self, batch: Sequences[EnginePrompt]) -> Sequences[EnginePrompt]:
         """The same prompts with the token ids of texts: these take less time when they come together."""

@@ -66,7 +66,7 @@ FUNCTIONS = frozenset(
             ),
             *("bmm", "mean", "select", "sqrt", "tanh"),
             *("alias", "contiguous", "div", "eq", "expand", "flatten", "gather", "gt", "index_select"),
-            *("linear", "unsqueeze", "view"),
+            *("linear", "unbind", "unsqueeze", "view"),
             *("masked_fill", "mul", "pad", "relu", "reshape", "scatter", "slice", "zeros_like"),
             *("round", "rsub", "sigmoid", "silu", "softmax", "split", "split_with_sizes", "sub", "sum", "to"),
             *("expm1", "ones_like", "softplus", "topk"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from typing import TYPE_CHECKING
 
@@ -57,9 +58,7 @@ class EncoderAttention:
         """
         if self.zeros:
             query, key, value = (pad(x, (0, self.zeros)) for x in (query, key, value))
-        layout = kernels.kv_cache_layout(
-            query.dtype, num_kv_heads=self.num_kv_heads, head_dim=query.shape[2], block_size=BLOCK_SIZE
-        )
+        layout = _layout(query.dtype, self.num_kv_heads, query.shape[2])
         scratch = _current.scratch
         scratch.describe(query_start_loc)
         cache = scratch.cache(layout)
@@ -78,7 +77,14 @@ class EncoderAttention:
             bidirectional=self.bidirectional,
             logit_soft_cap=self.logit_soft_cap,
         )
-        return out[..., : self.head_dim].contiguous()  # of one element, even flatten(1) is a view
+        if self.zeros:
+            out = out[..., : self.head_dim].contiguous()  # of one element, even flatten(1) is a view
+        return out
+
+
+@functools.cache
+def _layout(dtype: torch.dtype, num_kv_heads: int, head_dim: int) -> kernels.KVCacheLayout:
+    return kernels.kv_cache_layout(dtype, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=BLOCK_SIZE)
 
 
 class TextAttention:
@@ -136,7 +142,7 @@ class Scratch:
 
     def cache(self, layout: kernels.KVCacheLayout) -> Tensor:
         """A cache that is large enough for the step."""
-        if layout != self._layout or len(self._cache) < self.num_blocks:
+        if layout is not self._layout or self._cache.shape[0] < self.num_blocks:
             self._cache, self._layout = kernels.allocate_kv_cache(layout, self.num_blocks), layout
         return self._cache
 

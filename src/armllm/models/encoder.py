@@ -100,7 +100,7 @@ class PostNormLayer:
 
     def __call__(self, x: Tensor, metadata: AttentionMetadata, rows: Tensor | None) -> Tensor:
         """States ``[T, hidden_size]``; with ``rows``, of these tokens only, though all are attended to."""
-        query, key, value = (part.view(len(x), *self.heads) for part in self.qkv_proj(x).chunk(3, dim=-1))
+        query, key, value = self.qkv_proj(x).view(x.shape[0], 3, *self.heads).unbind(1)
         attended = self.attention(query, key, value, metadata.query_start_loc).flatten(1)
         if rows is not None:
             x, attended = gather(x, rows), gather(attended, rows)

@@ -74,7 +74,7 @@ class ModernBertLayer:
     def __call__(self, x: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None) -> Tensor:
         """States ``[T, hidden_size]``; with ``rows``, of these tokens only."""
         qkv = self.qkv_proj(x if self.attention_norm is None else self.attention_norm(x))
-        query, key, value = (part.view(len(x), *self.heads) for part in qkv.chunk(3, dim=-1))
+        query, key, value = qkv.view(x.shape[0], 3, *self.heads).unbind(1)
         self.rotary(places, query, key)
         attended = self.attention(query, key, value, metadata.query_start_loc).flatten(1)
         if rows is not None:

@@ -81,9 +81,7 @@ class VisionLayer:
 
     def __call__(self, x: Tensor, rows: Tensor, table: Tensor, starts: Tensor) -> Tensor:
         """``x[N, hidden_size]`` to the same; patches see each other between two of ``starts``."""
-        query, key, value = (
-            part.view(len(x), *self.heads) for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
-        )
+        query, key, value = self.qkv(self.norm1(x)).view(x.shape[0], 3, *self.heads).unbind(1)
         kernels.rotary_embedding(rows, query, key, table)
         x = x + self.proj(self.attention(query, key, value, starts).flatten(1))
         return x + self.mlp(self.norm2(x))
