@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+import itertools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tokenizers
 
@@ -33,6 +34,14 @@ SENTENCE_SETTINGS = tuple(
     for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 SEGMENTS = "token_type_ids"
+SAMPLE = "a"  # a text of some tokens
+
+
+class _Pair(NamedTuple):
+    """Two texts as one prompt, and to which of them each token belongs."""
+
+    ids: list[int]
+    type_ids: list[int]
 
 
 class Tokenizer:
@@ -63,6 +72,7 @@ class Tokenizer:
         self._spelled: dict[int, str] = {}  # at most the whole vocabulary
         self.bos_token_id = self._special("bos_token")
         self.eos_token_id = self._special("eos_token")
+        self.cut_side = "left" if self.settings.get("truncation_side") == "left" else "right"
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with what the tokenizer puts around a prompt (a begin token, say)."""
@@ -83,14 +93,18 @@ class Tokenizer:
             yield from (one.ids for one in encodings)
 
     def encode_beginning(self, text: str, most: int, *, add_special_tokens: bool = True) -> list[int]:
-        """As `encode`, with no more than ``most`` tokens: the text loses its end, not its special tokens."""
-        text = text[: self.longest_token * (most + CUT_TOKENS)]
+        """As `encode`, with no more than ``most`` tokens: the text loses its end, not its special tokens.
+
+        It loses its beginning if tokenizer_config.json has ``truncation_side`` left.
+        """
+        size = self.longest_token * (most + CUT_TOKENS)
+        text = text[:size] if self.cut_side == "right" else text[-size:]
         token_ids = self.encode(text, add_special_tokens=add_special_tokens)
         if len(token_ids) <= most:
             return token_ids
         around = self._tokenizer.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        encoding.truncate(max(0, most - around))
+        encoding.truncate(max(0, most - around), direction=self.cut_side)
         ids: list[int] = self._tokenizer.post_process(encoding, None, add_special_tokens).ids
         return ids[:most]
 
@@ -127,14 +141,32 @@ class Tokenizer:
             return SEGMENTS in inputs
         return self.settings.get("tokenizer_class") != "TokenizersBackend"  # its default of transformers 5
 
-    def _truncated_pair(self, first: str, second: str, most: int) -> Any:
-        one, two = (self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
+    def _truncated_pair(self, first: str, second: str, most: int) -> _Pair:
+        """Of two texts that have more tokens than ``most`` together.
+
+        `Encoding.truncate` would keep what it cuts in pieces, and `post_process` would pair all of them.
+        """
+        one, two = (self._tokenizer.encode(text, add_special_tokens=False).ids for text in (first, second))
         room = max(0, most - self._tokenizer.num_special_tokens_to_add(is_pair=True))
         # as transformers does: an odd token is the longer text's, of equal ones the second's
-        shorter, longer = (one, two) if len(one.ids) <= len(two.ids) else (two, one)
-        shorter.truncate(room // 2)
-        longer.truncate(room - len(shorter.ids))
-        return self._tokenizer.post_process(one, two)
+        of_shorter = min(room // 2, len(one), len(two))
+        sizes = (of_shorter, room - of_shorter) if len(one) <= len(two) else (room - of_shorter, of_shorter)
+        texts = [self._cut(ids, size) for ids, size in zip((one, two), sizes, strict=True)]
+        around = self._tokenizer.encode(SAMPLE, SAMPLE)
+        if not {0, 1}.issubset(around.sequence_ids):
+            raise RequestError(f"a pair of texts can't be cut: the tokenizer has no token for {SAMPLE!r}")
+        found, place = _Pair([], []), 0
+        for text, group in itertools.groupby(around.sequence_ids):
+            length = len([*group])
+            ids = around.ids[place : place + length] if text is None else texts[text]
+            found.ids.extend(ids)
+            found.type_ids.extend([around.type_ids[place]] * len(ids))
+            place += length
+        return found
+
+    def _cut(self, token_ids: list[int], most: int) -> list[int]:
+        """The tokens of a text that stay."""
+        return token_ids[:most] if self.cut_side == "right" else token_ids[max(0, len(token_ids) - most) :]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids."""

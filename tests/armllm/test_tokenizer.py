@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+import tokenizers
 import transformers
 
 from armllm.errors import RequestError
@@ -107,15 +108,41 @@ def test_a_server_tokenizes_on_one_core(tokenizer_folder):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_pair_loses_the_tokens_that_transformers_cuts(tokenizer_folder, tmp_path):
-    """Catches an odd token that goes to the wrong text."""
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_texts_lose_the_tokens_that_transformers_cuts(tokenizer_folder, tmp_path, side):
+    """Catches an odd token of a pair that goes to the wrong text, and the end where the begin is to go."""
     folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": side}))
     ours, theirs = Tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
     texts = ["a", "four words are here", "a much longer text of many words and tokens"]
+    for text, most in itertools.product([*texts, "word 1 " * 300], (2, 5, 9, 40)):
+        wanted = theirs(text, truncation=True, max_length=most)["input_ids"]
+        assert ours.encode_beginning(text, most) == wanted, (text, most)
     for first, second in itertools.product(texts, texts):
         for most in range(2, 40):
             wanted = theirs(first, second, truncation="longest_first", max_length=most)["input_ids"]
             assert ours.encode_pair(first, second, truncate_to=most)[0] == wanted, (first, second, most)
+
+
+def test_a_long_pair_is_cut_without_its_pieces(tokenizer_folder):
+    """Catches gigabytes and minutes for a short request: `tokenizers` pairs all pieces of both texts."""
+    ours = Tokenizer(tokenizer_folder)
+    first, second = "a tree " * 20_000, "a wheel " * 20_000
+    token_ids, _ = ours.encode_pair(first, second, truncate_to=9)
+    short = ours.encode_pair(first[:140], second[:160], truncate_to=9)[0]
+    assert token_ids == short
+    assert len(token_ids) == 9
+
+
+def test_a_pair_without_a_layout_is_refused(tmp_path):
+    """Catches texts that are left out, where the tokenizer has no token for what shows their places."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0, "y": 1}))
+    tokenizer.normalizer = tokenizers.normalizers.Replace("a", "")
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(RequestError, match="a pair of texts can't be cut: the tokenizer has no"):
+        Tokenizer(tmp_path).encode_pair("x y x", "y", truncate_to=2)
 
 
 @pytest.mark.parametrize(

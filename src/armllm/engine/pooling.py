@@ -9,6 +9,8 @@ import torch
 
 from armllm.engine.sentence_modules import (
     Projection,
+    VectorNorm,
+    check_texts,
     default_dimensions,
     embedding_size,
     read_modules,
@@ -42,7 +44,7 @@ class Pooling:
     """
 
     modes: tuple[str, ...]
-    projections: tuple[Projection, ...]
+    projections: tuple[Projection | VectorNorm, ...]
     embedding_size: int
     dtype: torch.dtype
     classes: Classes | None
@@ -58,6 +60,7 @@ class Pooling:
         state, as in vLLM. CheckpointError names what is not supported.
         """
         warn_of_prompt(folder)
+        check_texts(folder, has_classes=config.classes is not None)
         if config.classes is not None:
             classify: Any = model
             return cls(

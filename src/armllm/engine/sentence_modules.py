@@ -9,13 +9,14 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import linear, normalize
+from torch.nn.functional import layer_norm, linear, normalize
 
 from armllm.checkpoint.config import MAX_WIDTH, ConfigReader
 from armllm.checkpoint.json_file import read_document, read_object
 from armllm.checkpoint.safetensors_file import SafetensorsFile
 from armllm.checkpoint.weights import FLOATING
 from armllm.errors import CheckpointError
+from armllm.tokenizer import sentence_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,8 @@ MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 POOLING = "1_Pooling"
 MOST_MODULES = 32
-KINDS = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")  # the last is for training alone
+KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize")
+TRAINING = "Dropout"  # has no effect later
 PACKAGE = "sentence_transformers."
 PATH = re.compile(r"(?:[\w.-][\w. /-]{0,99})?")  # below the checkpoint's folder
 # keys of pooling's config.json -> names here, in the order in which several are put side by side
@@ -86,38 +88,92 @@ class Projection:
         return projected if self.added is None else projected + self.added(x)
 
 
-def read_modules(folder: Path, hidden_size: int) -> tuple[tuple[str, ...], tuple[Projection, ...]]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VectorNorm:
+    """Layer normalization of a vector in fp32; normalized: it is brought to length 1 before."""
+
+    weight: Tensor
+    bias: Tensor
+    normalized: bool = False
+
+    @property
+    def out_features(self) -> int:
+        """The length of its result."""
+        return len(self.weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.normalized:
+            x = normalize(x, dim=-1)
+        return layer_norm(x, self.weight.shape, self.weight, self.bias)
+
+
+def read_modules(
+    folder: Path, hidden_size: int
+) -> tuple[tuple[str, ...], tuple[Projection | VectorNorm, ...]]:
     """How to pool, empty if nothing says so, and what follows; CheckpointError names what is not known."""
     modes: tuple[str, ...] = ()
-    projections: list[Projection] = []
+    projections: list[Projection | VectorNorm] = []
     normalized = False  # at the end they are anyway, unless a request says otherwise
     if folder.is_file():
         return modes, ()
-    listed = _listed(folder)
-    unknown = next((kind for kind, _ in listed if kind not in KINDS), None)
-    if unknown is not None:
-        way = ": hf_overrides with classifier_from_token do the same" if unknown == "LogitScore" else ""
-        raise CheckpointError(
-            f"{folder / MODULES}: module {unknown!r:.80} is not supported, only Transformer, Pooling, Dense"
-            f" and Normalize{way}"
-        )
-    for kind, path in listed:
+    for kind, path in _known(folder):
         if kind == "Pooling":
             modes = read_modes(path / "config.json")
         elif kind == "Normalize":
             refuse_other_vectors(ConfigReader(_settings(path), path / "config.json"))
             normalized = True
-        elif kind == "Dense":
+        elif kind in ("Dense", "LayerNorm"):
             if not modes:
                 raise CheckpointError(
-                    f"{folder / MODULES}: module 'Dense' without Pooling before it is not supported: it makes"
-                    " a vector of each token (ColBERT)"
+                    f"{folder / MODULES}: module {kind!r} without Pooling before it is not supported: it"
+                    " makes a vector of each token (ColBERT)"
                 )
             width = projections[-1].out_features if projections else len(modes) * hidden_size
-            found = read_projection(path, width)
+            found = read_projection(path, width) if kind == "Dense" else read_norm(path, width)
             projections.append(dataclasses.replace(found, normalized=normalized))
             normalized = False
     return modes, tuple(projections)
+
+
+def _known(folder: Path) -> list[tuple[str, Path]]:
+    """The modules that have an effect, all of kinds that are supported."""
+    path = folder / MODULES
+    listed = [(kind, inner) for kind, inner in _listed(folder) if kind != TRAINING]
+    unknown = next((kind for kind, _ in listed if kind not in KINDS), None)
+    if unknown is not None:
+        way = ": hf_overrides with classifier_from_token do the same" if unknown == "LogitScore" else ""
+        raise CheckpointError(
+            f"{path}: module {unknown!r:.80} is not supported, only {', '.join(KINDS)}{way}"
+        )
+    if any(kind == "Transformer" and inner != folder for kind, inner in listed):
+        raise CheckpointError(f"{path}: a Transformer in another folder is not supported")
+    return listed
+
+
+def check_texts(folder: Path, *, has_classes: bool) -> None:
+    """Refuse another result of the transformer than states of tokens, and log what is done to each text.
+
+    Version 6 of sentence-transformers writes each text as a message of the chat template, if there is one.
+    """
+    path, values = sentence_settings(folder)
+    if not values:
+        return
+    reader = ConfigReader(values, path)
+    if not has_classes:
+        reader.only("module_output_name", "token_embeddings")
+    modalities, passed = reader.get("modality_config", {}), reader.get("processing_kwargs", {})
+    if isinstance(modalities, dict) and "message" in modalities:
+        logger.warning(
+            "%s: sentence-transformers puts each text into the chat template, and armllm does not; for the"
+            " same results send texts that are in it",
+            path,
+        )
+    if passed:
+        logger.warning(
+            "%s: sentence-transformers passes processing_kwargs %.200r to the tokenizer; armllm does not",
+            path,
+            passed,
+        )
 
 
 def warn_of_prompt(folder: Path) -> None:
@@ -145,7 +201,9 @@ def default_dimensions(folder: Path) -> int | None:
     return ConfigReader(read_object(path), path).optional_integer("truncate_dim", None)
 
 
-def embedding_size(config: ModelConfig, modes: tuple[str, ...], projections: tuple[Projection, ...]) -> int:
+def embedding_size(
+    config: ModelConfig, modes: tuple[str, ...], projections: tuple[Projection | VectorNorm, ...]
+) -> int:
     """Numbers of an embedding that is pooled and projected so."""
     return projections[-1].out_features if projections else max(1, len(modes)) * config.final_size
 
@@ -206,10 +264,7 @@ def refuse_other_vectors(reader: ConfigReader) -> None:
 
 def read_projection(folder: Path, width: int) -> Projection:
     """A dense module that takes vectors of length ``width``."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing; {MODULES} has a module there")
-    reader = ConfigReader(read_object(path), path)
+    reader = _required(folder)
     refuse_other_vectors(reader)
     inside, outside = reader.integer("in_features"), reader.integer("out_features")
     name = str(reader.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
@@ -234,6 +289,23 @@ def read_projection(folder: Path, width: int) -> Projection:
         activation=ACTIVATIONS[name],
         added=added,
     )
+
+
+def read_norm(folder: Path, width: int) -> VectorNorm:
+    """A module of layer normalization that takes vectors of length ``width``."""
+    reader = _required(folder)
+    if (size := reader.integer("dimension")) != width:
+        raise reader.error(f"dimension {size} must be {width}")
+    loaded = _load(folder, {"norm.weight": (width,), "norm.bias": (width,)})
+    return VectorNorm(weight=loaded["norm.weight"], bias=loaded["norm.bias"])
+
+
+def _required(folder: Path) -> ConfigReader:
+    """A module's config.json, which must be there."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing; {MODULES} has a module there")
+    return ConfigReader(read_object(path), path)
 
 
 def _load(folder: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:

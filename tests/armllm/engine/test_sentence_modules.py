@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from tests.armllm.checkpoint.test_fuzz import json_file, run, safetensors_header
 
-from armllm.engine.sentence_modules import ACTIVATIONS, read_modes, read_modules, warn_of_prompt
+from armllm.engine.sentence_modules import ACTIVATIONS, check_texts, read_modes, read_modules, warn_of_prompt
 from armllm.errors import CheckpointError
 
 HIDDEN = 8
@@ -106,6 +106,30 @@ def test_an_activation_is_torch_s(folder, name):
     torch.testing.assert_close(pool(folder, x), wanted)
 
 
+@pytest.mark.parametrize("after", ["Pooling", "Normalize", "Dense"])
+def test_layer_norm_is_torch_s(folder, after):
+    """Behind each other module; as sentence-transformers 6.2 saves it."""
+    place = next(index for index, one in enumerate(MODULES) if one["type"].endswith(after))
+    before = [MODULES[0], MODULES[1], *([] if after == "Pooling" else [MODULES[place]])]
+    kind = "sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm"
+    (folder / "modules.json").write_text(json.dumps([*before, {"type": kind, "path": "4_LayerNorm"}]))
+    x = torch.linspace(-1, 0.5, HIDDEN)
+    size = 4 if after == "Dense" else HIDDEN
+    refused(folder, "4_LayerNorm/config.json is missing")
+    (folder / "4_LayerNorm").mkdir()
+    (folder / "4_LayerNorm" / "config.json").write_text(json.dumps({"dimension": size + 1}))
+    refused(folder, f"dimension {size + 1} must be {size}")
+    (folder / "4_LayerNorm" / "config.json").write_text(json.dumps({"dimension": size}))
+    norm = torch.nn.LayerNorm(size)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    tensors = {f"norm.{name}": value for name, value in norm.state_dict().items()}
+    save_file(tensors, folder / "4_LayerNorm" / "model.safetensors")
+    wanted = {"Pooling": x, "Normalize": x / x.norm(), "Dense": torch.tanh(torch.ones(4, HIDDEN) @ x + 1)}
+    torch.testing.assert_close(pool(folder, x), norm(wanted[after]).detach())
+    assert read(folder)[1][-1].out_features == size
+
+
 def test_dropout_is_for_training(folder):
     dropout = {"type": "sentence_transformers.models.Dropout", "path": "4_Dropout"}
     (folder / "modules.json").write_text(json.dumps([*MODULES[:2], dropout, MODULES[2]]))
@@ -126,6 +150,13 @@ def test_vectors_of_tokens_are_named(folder):
     mask = {"type": "sentence_transformers.multi_vector_encoder.modules.MultiVectorMask", "path": "2_Mask"}
     (folder / "modules.json").write_text(json.dumps([MODULES[0], MODULES[2], mask]))
     refused(folder, "module 'MultiVectorMask' is not supported")
+
+
+def test_the_model_lies_in_the_folder_itself(folder):
+    """Catches a config.json of something else above the folder that has the model."""
+    first = {**MODULES[0], "path": "0_Transformer"}
+    (folder / "modules.json").write_text(json.dumps([first, *MODULES[1:]]))
+    refused(folder, "a Transformer in another folder is not supported")
 
 
 def refused(folder, message):
@@ -220,6 +251,36 @@ def test_tokens_of_a_prompt_are_not_pooled_in_silence(folder, caplog, mode, warn
     path.write_text(json.dumps(values))
     read_modes(path)
     assert ("include_prompt is false" in caplog.text) is warned
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"modality_config": {"text": {}, "message": {"format": "flat"}}}, ["into the chat template"]),
+        (
+            {"processing_kwargs": {"text": {"max_length": 6}}},
+            ["processing_kwargs {'text': {'max_length': 6}}"],
+        ),
+        ({"modality_config": {"text": {}}, "processing_kwargs": {}}, []),
+        ({"modality_config": ["message"], "module_output_name": None}, []),
+    ],
+)
+def test_what_is_done_to_each_text_is_never_left_out_in_silence(folder, caplog, settings, warned):
+    """What sentence-transformers 6.2 saves for a tokenizer with a chat template, or with options for it."""
+    (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    check_texts(folder, has_classes=False)
+    assert len(caplog.messages) == len(warned)
+    assert all(part in message for part, message in zip(warned, caplog.messages, strict=True))
+
+
+def test_a_model_gives_states_of_tokens(folder):
+    """Catches the mean of all tokens where the file says that BERT's pooler makes the vector."""
+    path = folder / "sentence_bert_config.json"
+    path.write_text(json.dumps({"module_output_name": "sentence_embedding"}))
+    with pytest.raises(CheckpointError, match="module_output_name 'sentence_embedding' is not supported"):
+        check_texts(folder, has_classes=False)
+    path.write_text(json.dumps({"module_output_name": "scores"}))
+    check_texts(folder, has_classes=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8])
