@@ -29,7 +29,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from armllm.checkpoint.gguf import LAYER, OUTSIDE
+from armllm.checkpoint.gguf_names import LAYER, OUTSIDE
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from armllm.checkpoint.gguf_experts import expert_fields
 from armllm.checkpoint.gguf_file import ARCHITECTURES, GGUFFile, open_gguf, positive
 from armllm.checkpoint.gguf_header import StoredTensor
+from armllm.checkpoint.gguf_recurrent import DELTA_NETS, delta_net_fields, lfm2_fields
 from armllm.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 # whose config.json says whether queries, keys and values have biases
 BIASED = ("gpt-oss", "granite", "llama", "olmo2", "olmoe", "qwen3", "qwen3moe", "seed_oss")
 NO_TENSOR = StoredTensor(type="F32", shape=(), offset=0)
+LAST = 3  # llama.cpp's number of the pooling of last tokens
 
 
 def read_gguf_config(path: Path) -> dict[str, Any]:
@@ -40,27 +42,77 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         "vocab_size": file.shape("token_embd.weight")[0],
         "hidden_size": hidden_size,
         "intermediate_size": own("feed_forward_length"),
-        "num_hidden_layers": own("block_count"),
+        "num_hidden_layers": file.num_layers(),
         "num_attention_heads": heads,
         "num_key_value_heads": own("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": own("context_length"),
-        "rms_norm_eps": own("attention.layer_norm_rms_epsilon"),
-        "rope_theta": own("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
     }
+    if architecture in FIRST_MODELS:
+        values |= FIRST_MODELS[architecture](file, rotary_dim / head_dim)
+    else:
+        values["rms_norm_eps"] = own("attention.layer_norm_rms_epsilon")
+        values["rope_theta"] = own("rope.freq_base", 10000.0)
+        if rotary_dim != head_dim:
+            values["partial_rotary_factor"] = rotary_dim / head_dim
+        values |= _own_fields(file, head_dim, rotary_dim)
+    values |= _biases(file) | expert_fields(file) | _rope(file)
+    file.only("attention.causal", True)
+    file.only("pooling_type", 0, LAST)
+    file.refuse_unread()
+    return values
+
+
+def _own_fields(file: GGUFFile, head_dim: int, rotary_dim: int) -> dict[str, Any]:
+    """What the families have that Llama's does not."""
+    architecture = file.architecture
     if architecture.startswith("gemma"):
-        values |= _gemma(file, head_dim)
-    elif architecture == "granite":
-        values |= _granite(file, head_dim)
-    elif own("attention.sliding_window"):
-        if architecture == "olmo2":
-            raise CheckpointError(f"{path}: attention.sliding_window of olmo2 (OLMo 3) is not supported")
-        values["sliding_window"] = own("attention.sliding_window")
-    if rotary_dim != head_dim:
-        values["partial_rotary_factor"] = rotary_dim / head_dim
-    return values | _biases(file) | expert_fields(file) | _rope(file)
+        return _gemma(file, head_dim)
+    if architecture == "granite":
+        return _granite(file, head_dim)
+    if architecture.startswith("lfm2"):
+        return lfm2_fields(file)
+    if architecture in DELTA_NETS:
+        return delta_net_fields(file, rotary_dim / head_dim)
+    window = file.own("attention.sliding_window")
+    if window and architecture == "olmo2":
+        raise CheckpointError(f"{file.path}: attention.sliding_window of olmo2 (OLMo 3) is not supported")
+    return {"sliding_window": window} if window else {}
+
+
+def _gpt2(file: GGUFFile, turned: float) -> dict[str, Any]:
+    """GPT-2's; nothing turns."""
+    del turned
+    return {
+        "n_inner": file.required("feed_forward_length"),
+        "layer_norm_epsilon": file.own("attention.layer_norm_epsilon"),
+    }
+
+
+def _gpt_neox(file: GGUFFile, turned: float) -> dict[str, Any]:
+    """GPT-NeoX's; the header does not say the activation, and config.json's default is the authors'."""
+    return {
+        "layer_norm_eps": file.own("attention.layer_norm_epsilon"),
+        "rotary_pct": turned,
+        "rotary_emb_base": file.own("rope.freq_base", 10000.0),
+        "use_parallel_residual": file.own("use_parallel_residual", True),
+        "attention_bias": "blk.0.attn_qkv.bias" in file.tensors,
+    }
+
+
+def _phi2(file: GGUFFile, turned: float) -> dict[str, Any]:
+    """Phi-1's and 2's."""
+    return {
+        "layer_norm_eps": file.own("attention.layer_norm_epsilon"),
+        "partial_rotary_factor": turned,
+        "rope_theta": file.own("rope.freq_base", 10000.0),
+    }
+
+
+# Those with layer norms: what config.json says of them, from the file and the share of a head that turns.
+FIRST_MODELS = {"gpt2": _gpt2, "gptneox": _gpt_neox, "phi2": _phi2}
 
 
 def _biases(file: GGUFFile) -> dict[str, Any]:
@@ -129,5 +181,10 @@ def _rope(file: GGUFFile) -> dict[str, Any]:
     scaling = {"rope_type": kind, "factor": own("rope.scaling.factor")}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = original
+        for end in ("beta_fast", "beta_slow"):
+            if own(f"rope.scaling.yarn_{end}"):
+                scaling[end] = own(f"rope.scaling.yarn_{end}")
+        for factor in ("ext", "attn"):
+            file.only(f"rope.scaling.yarn_{factor}_factor", 1.0)
         scaling["truncate"] = file.architecture != "gpt-oss"  # as its authors have it; the header doesn't say
     return {"rope_scaling": scaling}

@@ -15,24 +15,43 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_PARTS = 1000
+# Files of these may have layers that predict further tokens.
+PREDICTING = ("qwen35", "qwen35moe", "qwen3next")
 # general.architecture -> ours
 ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gptneox": "GPTNeoXForCausalLM",
     "granite": "GraniteForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2moe": "Lfm2MoeForCausalLM",
     "llama": "LlamaForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmoe": "OlmoeForCausalLM",
+    "phi2": "PhiForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen35": "Qwen3_5ForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
+    "qwen3next": "Qwen3_5MoeForCausalLM",  # the converter takes products apart as Qwen3.5 has them
     "seed_oss": "SeedOssForCausalLM",
 }
-# whose queries and keys the converter permutes
-PERMUTED = ("granite", "llama")
+# Keys that say what the tensors' shapes say, too, or what makes no difference for text.
+IDLE = (
+    "expert_feed_forward_length",
+    "expert_shared_count",
+    "expert_shared_feed_forward_length",
+    "rope.dimension_sections",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "tensor_data_layout",
+    "vocab_size",
+)
 
 
 class GGUFFile:
@@ -42,6 +61,7 @@ class GGUFFile:
         header = GGUFHeader(path)
         self.path = path
         self._values = header.values
+        self._asked: set[str] = set()
         self.parts = {path: header} | {part: GGUFHeader(part) for part in self._other_parts()}
         self._homes = {name: part for part, found in self.parts.items() for name in found.tensors}
         self.tensors = {name: found.tensors[name] for found in self.parts.values() for name in found.tensors}
@@ -67,7 +87,39 @@ class GGUFFile:
 
     def own(self, key: str, default: Any = None) -> Any:
         """A value that the header has under the architecture's name."""
+        self._asked.add(key)
         return self.get(f"{self.architecture}.{key}", default)
+
+    def required(self, key: str) -> int:
+        """A positive integer that the header must have under the architecture's name."""
+        value = positive(self.own(key))
+        if not value:
+            raise CheckpointError(f"{self.path}: {self.architecture}.{key} must be a positive integer")
+        return value
+
+    def only(self, key: str, *allowed: Any) -> None:
+        """Refuse another value than these; the first stands for none."""
+        value = self.own(key, allowed[0])
+        if value not in allowed:
+            raise CheckpointError(
+                f"{self.path}: {self.architecture}.{key} {value!r:.100} is not supported, only"
+                f" {' or '.join(map(repr, allowed))}"
+            )
+
+    def refuse_unread(self) -> None:
+        """Refuse a value under the architecture's name that is set, and that nobody has asked for."""
+        prefix = f"{self.architecture}."
+        for name in sorted(self._values):
+            key, value = name.removeprefix(prefix), self._values[name]
+            if not name.startswith(prefix) or key in self._asked or key in IDLE:
+                continue
+            if any(value) if isinstance(value, list) else value:
+                raise CheckpointError(f"{self.path}: {name} {value!r:.100} is not supported")
+
+    def num_layers(self) -> int:
+        """Layers of the decoder; behind them are those that predict further tokens."""
+        further = self.own("nextn_predict_layers", 0) if self.architecture in PREDICTING else 0
+        return max(0, positive(self.own("block_count")) - positive(further))
 
     def tensor(self, name: str) -> Tensor:
         """A tensor as it is stored."""

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 TOKEN_TYPES = {1, 2, 3, 4, 5, 6}
 CONTROL, USER_DEFINED = 3, 4
 MAX_CHARACTERS = 8 << 20  # of all tokens: each is cut at every place to find its merges
-LLAMA_3 = ("llama-bpe", "llama3")
+LLAMA_3 = ("lfm2", "llama-bpe", "llama3")
+QWEN = ("deepseek-r1-qwen", "qwen2", "qwen35")
 SPACE = "\u2581"
 _WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
-    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}{marks}]+|\p{{N}}{digits}"
+    r"| ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # OpenAI's o200k: words begin with a capital letter or have none behind small ones
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -39,11 +40,12 @@ _O200K = (
 SPLITS = {
     "default": None,
     "gpt-2": None,
-    "llama-bpe": _WORDS.format(digits="{1,3}"),
-    "llama3": _WORDS.format(digits="{1,3}"),
+    "phi-2": None,
+    **dict.fromkeys(LLAMA_3, _WORDS.format(digits="{1,3}", marks="")),
     "gpt-4o": _O200K,
-    "qwen2": _WORDS.format(digits=""),
-    "deepseek-r1-qwen": _WORDS.format(digits=""),
+    "qwen2": _WORDS.format(digits="", marks=""),
+    "deepseek-r1-qwen": _WORDS.format(digits="", marks=""),
+    "qwen35": _WORDS.format(digits="", marks=r"\p{M}"),
     "refact": None,
     "smollm": None,
 }
@@ -138,7 +140,7 @@ def _byte_level(file: GGUFFile, tokens: list[str]) -> Any:
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
-    if pre in ("qwen2", "deepseek-r1-qwen"):
+    if pre in QWEN:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

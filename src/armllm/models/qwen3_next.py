@@ -37,7 +37,7 @@ class DeltaNetConfig(LlamaConfig):
     norm_offset: added to the weights of all other norms.
     """
 
-    norm_offset: float = 1.0
+    norm_offset: float
     kinds: tuple[str, ...]
     conv_width: int
     key_heads: int
@@ -57,11 +57,13 @@ class GatedAttention(LlamaAttention):
     by_heads = False
 
     def __init__(
-        self, config: LlamaConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
+        self, config: DeltaNetConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
     ) -> None:
         super().__init__(config, weights, rotary, index)
         self.q_norm, self.k_norm = (
-            RMSNorm(weights.scope(name), config.head_dim, config.rms_norm_eps, weight_offset=1.0)
+            RMSNorm(
+                weights.scope(name), config.head_dim, config.rms_norm_eps, weight_offset=config.norm_offset
+            )
             for name in ("q_norm", "k_norm")
         )
 
@@ -173,7 +175,9 @@ class HybridDecoderLayer(LlamaDecoderLayer):
     @staticmethod
     def load_norm(config: Any, weights: Weights, name: str) -> RMSNorm:
         """A norm whose weight is stored around zero."""
-        return RMSNorm(weights.scope(name), config.hidden_size, config.rms_norm_eps, weight_offset=1.0)
+        return RMSNorm(
+            weights.scope(name), config.hidden_size, config.rms_norm_eps, weight_offset=config.norm_offset
+        )
 
 
 class Qwen3NextDecoderLayer(HybridDecoderLayer, QwenMoEDecoderLayer):
@@ -243,6 +247,7 @@ def hybrid_fields(
     return {
         **llama_fields(reader, common, rope=rope, default_intermediate=default_intermediate),
         "windows": (None,) * num_layers,
+        "norm_offset": 0.0 if reader.boolean("norm_weights_are_offset", default=False) else 1.0,
         "kinds": tuple(kinds),
         "is_recurrent": LINEAR in kinds,
         "qkv_bias": bias,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, cast
 
 from armllm.checkpoint import gguf_blocks
@@ -56,11 +57,12 @@ class GGUFFormat(IntegerFormat):
         kind, blocks = checkpoint.read_blocks(full_name)
         if kind in (*gguf_blocks.INTEGERS, *gguf_blocks.SHIFTED):
             weight = gguf_blocks.integers(kind, blocks)
+            weight = dataclasses.replace(weight, columns=checkpoint.input_order(full_name))
             floats = weight.scales if weight.offsets is None else weight.scales + weight.offsets
             if not floats.isfinite().all():
                 raise weights.error(f"{name}.weight", "has scales that are NaN or infinite")
             return weight
-        exact = gguf_blocks.dequantize(kind, blocks)
+        exact = checkpoint.read(full_name)
         try:
             weight = from_float(exact, scheme)
         except ValueError as error:

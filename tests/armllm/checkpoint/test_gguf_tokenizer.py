@@ -20,6 +20,7 @@ TEXTS = [
     "Grüße aus Köln 東京は 😀 naïve\t1 2  3",
     "",
     " leading and trailing ",
+    "हिन्दी में लिखा, नमस्ते",
 ]
 
 
@@ -46,6 +47,11 @@ QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+# as the tokenizer.json of Qwen3.5 has it: marks belong to words
+QWEN35_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 LLAMA3_SPLIT = QWEN_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 # as the tokenizer.json of gpt-oss has it
 O200K_SPLIT = (
@@ -61,6 +67,9 @@ O200K_SPLIT = (
         ("gpt-2", None, False),
         ("gpt-4o", O200K_SPLIT, False),
         ("qwen2", QWEN_SPLIT, False),
+        ("qwen35", QWEN35_SPLIT, False),
+        ("phi-2", None, False),
+        ("lfm2", LLAMA3_SPLIT, True),
         ("refact", DIGITS, False),
         ("smollm", DIGITS, False),
         ("llama-bpe", LLAMA3_SPLIT, True),

@@ -147,7 +147,7 @@ def test_what_experts_cannot_be_is_named(tmp_path):
     state = load_file(tmp_path / "hf" / "model.safetensors")
     path = tmp_path / "model.gguf"
     write_gguf(path, "qwen2", config, state, KINDS.F32)
-    refused(path, "GGUF files with experts are only supported for gpt-oss, llama, olmoe, qwen2moe, qwen3moe")
+    refused(path, "GGUF files with experts are only supported for gpt-oss, lfm2moe, llama, olmoe, qwen2moe")
     single = {name: tensor for name, tensor in state.items() if ".experts." not in name}
     write_gguf(path, "llama", config, single, KINDS.F32)
     refused(path, "blk.0.ffn_gate_exps.weight is missing or not of three dimensions")
