@@ -97,8 +97,7 @@ class Tokenizer:
 
         It loses its beginning if tokenizer_config.json has ``truncation_side`` left.
         """
-        size = self.longest_token * (most + CUT_TOKENS)
-        text = text[:size] if self.cut_side == "right" else text[-size:]
+        text = self._near(text, most)
         token_ids = self.encode(text, add_special_tokens=add_special_tokens)
         if len(token_ids) <= most:
             return token_ids
@@ -107,6 +106,11 @@ class Tokenizer:
         encoding.truncate(max(0, most - around), direction=self.cut_side)
         ids: list[int] = self._tokenizer.post_process(encoding, None, add_special_tokens).ids
         return ids[:most]
+
+    def _near(self, text: str, most: int) -> str:
+        """What of a text has more than the ``most`` tokens that stay of it."""
+        size = self.longest_token * (most + CUT_TOKENS)
+        return text[:size] if self.cut_side == "right" else text[-size:]
 
     def encode_pair(
         self, first: str, second: str, *, truncate_to: int | None = None
@@ -123,6 +127,8 @@ class Tokenizer:
         """As `encode_pair`, by the same cores."""
         for first in range(0, len(pairs), TEXTS):
             some = pairs[first : first + TEXTS]
+            if truncate_to is not None:
+                some = [(self._near(one, truncate_to), self._near(two, truncate_to)) for one, two in some]
             with _refusing("the pair of texts"):
                 encodings = self._tokenizer.encode_batch_fast(some)
                 if truncate_to is not None:

@@ -135,6 +135,27 @@ def test_a_long_pair_is_cut_without_its_pieces(tokenizer_folder):
     assert len(token_ids) == 9
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_pair_is_cut_before_it_is_tokenized(tokenizer_folder, monkeypatch, side):
+    """Catches a query of a megabyte that is tokenized for each of two thousand documents."""
+    ours = Tokenizer(tokenizer_folder)
+    ours.cut_side = side
+    texts = " ".join(map(str, range(20_000))), " ".join(map(str, range(20_000, 0, -1)))
+    with monkeypatch.context() as patch:
+        patch.setattr(ours, "_near", lambda text, _: text)
+        (whole,) = ours.encode_pairs([texts], truncate_to=90)
+    seen, near = [], ours._near
+
+    def record(text, most):
+        seen.append(near(text, most))
+        return seen[-1]
+
+    monkeypatch.setattr(ours, "_near", record)
+    assert [*ours.encode_pairs([texts], truncate_to=90)] == [whole]
+    assert len(seen) == 2
+    assert max(map(len, seen)) < len(texts[0]) / 5
+
+
 def test_a_pair_without_a_layout_is_refused(tmp_path):
     """Catches texts that are left out, where the tokenizer has no token for what shows their places."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0, "y": 1}))

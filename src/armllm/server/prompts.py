@@ -68,7 +68,7 @@ class PromptReader:
         return found
 
     def _check_characters(self, text: str, truncate_to: int | None) -> None:
-        if len(text) > self.longest_text and truncate_to is None:
+        if len(text) > self.longest_text and (truncate_to is None or truncate_to > self._max_model_len):
             raise ApiError(
                 f"the prompt has {len(text)} characters, more than the model's max_model_len"
                 f" {self._max_model_len} tokens can hold",

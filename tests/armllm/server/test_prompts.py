@@ -38,3 +38,12 @@ def test_one_text_that_is_too_long_is_refused_with_all(served):
     answer = served.post("/v1/embeddings", {"input": ["Hello", "word " * 5000]})
     assert answer.status_code == 400
     assert "max_model_len" in answer.json()["error"]["message"]
+
+
+def test_a_text_that_is_too_long_is_not_tokenized_for_a_limit_above_the_model_s(served, monkeypatch):
+    """Catches a megabyte that is tokenized for the sake of a limit that nothing reaches."""
+    body = {"input": "x " * served.service.prompts.longest_text, "truncate_prompt_tokens": 10**9}
+    monkeypatch.setattr(type(served.service.tokenizer), "encode_beginning", None)
+    answer = served.post("/v1/embeddings", body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
