@@ -61,6 +61,8 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
     values |= _biases(file) | expert_fields(file) | _rope(file)
     file.only("attention.causal", True)
     file.only("pooling_type", 0, LAST)
+    for key in ("expert_group_count", "expert_group_used_count"):
+        file.only(key, 0, 1)
     file.refuse_unread()
     return values
 
@@ -159,7 +161,9 @@ def _granite(file: GGUFFile, head_dim: int) -> dict[str, Any]:
 
 def _rope(file: GGUFFile) -> dict[str, Any]:
     """Scaling of the rotary embedding, from the header and from tensors of factors."""
-    kind, own = str(file.own("rope.scaling.type", "none")), file.own
+    own = file.own
+    factor = own("rope.scaling.factor", own("rope.scale_linear"))  # the second in files of 2023
+    kind = str(own("rope.scaling.type", "linear" if factor else "none"))
     original = own("rope.scaling.original_context_length")
     if "rope_factors_long.weight" in file.tensors:
         scaling = {
@@ -169,6 +173,7 @@ def _rope(file: GGUFFile) -> dict[str, Any]:
             "attention_factor": own("rope.scaling.attn_factor"),
         }
         return {"rope_scaling": scaling, "original_max_position_embeddings": original}
+    file.only("rope.scaling.attn_factor", 1.0)
     if "rope_freqs.weight" in file.tensors:
         # Llama 3's blend, worked out: divisors that hold for every length
         factors = file.tensor("rope_freqs.weight").tolist()
@@ -178,7 +183,7 @@ def _rope(file: GGUFFile) -> dict[str, Any]:
         return {}
     if kind not in ("linear", "yarn"):
         raise CheckpointError(f"{file.path}: rope.scaling.type {kind!r} is not supported")
-    scaling = {"rope_type": kind, "factor": own("rope.scaling.factor")}
+    scaling = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = original
         for end in ("beta_fast", "beta_slow"):

@@ -41,8 +41,11 @@ ARCHITECTURES = {
     "qwen3next": "Qwen3_5MoeForCausalLM",  # the converter takes products apart as Qwen3.5 has them
     "seed_oss": "SeedOssForCausalLM",
 }
-# Keys that say what the tensors' shapes say, too, or what makes no difference for text.
+# Keys that say what the tensors' shapes say, too, or what makes no difference for text. A family has one of
+# the epsilons.
 IDLE = (
+    "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon",
     "expert_feed_forward_length",
     "expert_shared_count",
     "expert_shared_feed_forward_length",
@@ -52,6 +55,7 @@ IDLE = (
     "tensor_data_layout",
     "vocab_size",
 )
+PICTURES = ("mm.", "vision.")  # begin the keys of files that have an encoder of pictures, too
 
 
 class GGUFFile:
@@ -111,7 +115,7 @@ class GGUFFile:
         prefix = f"{self.architecture}."
         for name in sorted(self._values):
             key, value = name.removeprefix(prefix), self._values[name]
-            if not name.startswith(prefix) or key in self._asked or key in IDLE:
+            if not name.startswith(prefix) or key in self._asked or key in IDLE or key.startswith(PICTURES):
                 continue
             if any(value) if isinstance(value, list) else value:
                 raise CheckpointError(f"{self.path}: {name} {value!r:.100} is not supported")

@@ -44,6 +44,38 @@ def test_gguf_files_have_the_logits_of_the_original(tmp_path, case, kind):
     check_logits(llm, model, random_prompts((1, 36), 4), 6)
 
 
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_type_divides_positions(tmp_path, key):
+    """As in files of 2023; catches a file whose tokens would lie at wrong places without a word."""
+    arch, model = reference(tmp_path / "hf", "llama-linear")
+    path = tmp_path / "model.gguf"
+
+    def fill(writer):
+        for name in ("type", "factor"):
+            del writer.kv_data[0][f"llama.rope.scaling.{name}"]
+        writer.add_float32(f"llama.{key}", 3.0)
+
+    write_gguf(path, arch, model, KINDS.F32, fill)
+    llm = Spy(LLM(path, dtype="float32", skip_tokenizer_init=True))
+    check_logits(llm, model, random_prompts((1, 36), 4), 6)
+
+
+def test_what_makes_no_difference_for_text_is_no_reason_to_refuse(llama_file):
+    """Catches files of other converters that would no longer load."""
+    path, arch, model = llama_file
+
+    def fill(writer):
+        writer.add_float32("llama.rope.scaling.attn_factor", 1.0)
+        writer.add_uint32("llama.expert_group_count", 1)
+        writer.add_uint32("llama.mm.tokens_per_image", 256)
+        writer.add_uint32("llama.vision.block_count", 27)
+        writer.add_float32("llama.attention.layer_norm_epsilon", 1e-5)
+
+    write_gguf(path, arch, model, KINDS.F32, fill)
+    llm = Spy(LLM(path, dtype="float32", skip_tokenizer_init=True))
+    check_logits(llm, model, random_prompts((20,), 4), 4)
+
+
 def test_parts_of_gguf_split_are_one_file(llama_file):
     path, arch, model = llama_file
     tensors = len(model.state_dict()) + 1  # and rope_freqs

@@ -93,7 +93,8 @@ def test_phi_2_may_have_one_matrix_for_queries_keys_and_values(tmp_path):
         ("lfm2", "attention.sliding_window", 16),
         ("lfm2moe", "expert_gating_func", 1),
         ("gpt2", "attention.max_alibi_bias", 8.0),
-        ("gptneox", "rope.scaling.factor", 2.0),
+        ("gptneox", "attention.clamp_kqv", 8.0),
+        ("phi2", "rope.scaling.yarn_log_multiplier", 0.5),
         ("phi2", "pooling_type", 1),
     ],
 )
