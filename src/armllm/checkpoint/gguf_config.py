@@ -189,7 +189,7 @@ def _rope(file: GGUFFile) -> dict[str, Any]:
         for end in ("beta_fast", "beta_slow"):
             if own(f"rope.scaling.yarn_{end}"):
                 scaling[end] = own(f"rope.scaling.yarn_{end}")
-        for factor in ("ext", "attn"):
-            file.only(f"rope.scaling.yarn_{factor}_factor", 1.0)
+        for name in ("ext", "attn"):
+            file.only(f"rope.scaling.yarn_{name}_factor", 1.0)
         scaling["truncate"] = file.architecture != "gpt-oss"  # as its authors have it; the header doesn't say
     return {"rope_scaling": scaling}
