@@ -24,6 +24,9 @@ constexpr ARMLLM_INLINE int64_t features_together() {
   return together_of(static_cast<const T*>(nullptr));
 }
 
+template <class T>
+inline constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));  // elements of a cache line
+
 // Up to so many rows, a tile fetches a part of the panel that comes next while it meets this one.
 inline constexpr int64_t kFetchingRows = kLanes == 8 ? 32 : 0;
 
@@ -87,9 +90,9 @@ ARMLLM_INLINE void put_whole(const MatmulArgs& a, int64_t first_row, int64_t col
   }
 }
 
-// `count` panels side by side, whose weights are w. With `fetches`, `ahead` is from a weight to what is
-// fetched beside it.
-template <class T, int rows, int count, bool fetches, class W>
+// `count` panels side by side, whose weights are w. Beside each four elements of in_features it fetches so
+// many lines, the first of which is `ahead` of them.
+template <class T, int rows, int count, int fetches, class W>
 ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_t first_panel, const W* w,
                                   [[maybe_unused]] int64_t ahead) {
   const int64_t n = a.shape.in_features, stride = dense::row_floats(a.shape), panel = panel_elements(n);
@@ -99,7 +102,8 @@ ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_
     sums[i / (rows * kVectors)][i / kVectors % rows][i % kVectors] = zero();
   for (int64_t k = 0; k < n; k += 4, w += 4 * kColumns) {
     ARMLLM_LOOP("panels", rows);
-    if constexpr (fetches) __builtin_prefetch(w + ahead);
+    ARMLLM_UNROLL for (int64_t i = 0; i < fetches; ++i)
+      __builtin_prefetch(w + ahead + i * kLine<W>);
     Quad four[rows];
     ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
       four[r] = load_quad(x + r * stride + k);
@@ -116,7 +120,7 @@ ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_
 }
 
 // Panels by `count`, then by fewer, so that sums do not wait for each other.
-template <class T, int rows, int count, bool fetches, class W>
+template <class T, int rows, int count, int fetches, class W>
 ARMLLM_INLINE void tile_by_counts(const MatmulArgs& a, int64_t first_row, int64_t begin, int64_t end,
                                   const W* w, int64_t ahead) {
   const int64_t elements = count * panel_elements(a.shape.in_features);
@@ -128,7 +132,7 @@ ARMLLM_INLINE void tile_by_counts(const MatmulArgs& a, int64_t first_row, int64_
 }
 
 // At most `most` rows; w: the weights of panel `begin`.
-template <class T, int most, bool fetches = false, class W>
+template <class T, int most, int fetches = 0, class W>
 ARMLLM_INLINE void tile_by_all(const MatmulArgs& a, int64_t first_row, int64_t rows, int64_t begin,
                                int64_t end, const W* w, int64_t ahead = 0) {
   if constexpr (most > 1) {
@@ -144,18 +148,25 @@ ARMLLM_INLINE const T* weights_of(const MatmulArgs& a, int64_t panel) {
   return static_cast<const T*>(a.weight) + panel * panel_elements(a.shape.in_features);
 }
 
-// Panel after panel meets all tiles, each of which fetches other lines of the next panel: with few rows a
+// Panel after panel meets all tiles, which share the fetching of the next panel's lines: with few rows a
 // product would wait for memory, then multiply.
 template <class T>
 ARMLLM_INLINE void multiply_few(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end,
                                 int64_t panel_begin, int64_t panel_end) {
-  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T)), kLines = 4 * kColumns / kLine;
+  constexpr int64_t kLines = 4 * kColumns / kLine<T>;
   const int64_t count = tiles(a.rows), next = panel_elements(a.shape.in_features);
+  const bool by_two = tile_end - tile_begin < kLines;  // too few for one line each
   for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    const T* const w = weights_of<T>(a, panel);
     for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
       const auto [first, rows] = dense::rows_of_tile(a, tile, count);
-      const int64_t line = tile - tile_begin, ahead = line < kLines ? next + line * kLine : 0;
-      tile_by_all<T, kTileRows, true>(a, first, rows, panel, panel + 1, weights_of<T>(a, panel), ahead);
+      const int64_t line = (tile - tile_begin) * (by_two ? 2 : 1);
+      const int64_t ahead = line < kLines ? next + line * kLine<T> : 0;
+      if (by_two) {
+        tile_by_all<T, kTileRows, 2>(a, first, rows, panel, panel + 1, w, ahead);
+      } else {
+        tile_by_all<T, kTileRows, 1>(a, first, rows, panel, panel + 1, w, ahead);
+      }
     }
   }
 }
