@@ -88,6 +88,8 @@ FEATURES = {
     "sme-f64f64+sme2": "+sme2,+sme-f64f64",
     "sme-lutv2+sme2p1": "+sme2p1,+sme-lutv2",
 }
+# So many extensions are asked for together: what all of them cannot decode, none of them can.
+SET = 8
 # Translation tables' and 128-bit system registers' instructions: the table keeps them in groups.
 RARE = {"the", "d128"}
 # LLVM shows every word of this space as a system register's access, with or without the extension.
@@ -121,19 +123,33 @@ class Disassembler:
         ]
         self.text = ctypes.create_string_buffer(256)
         self.everything = create(b"aarch64-linux-gnu", b"generic", b"+all", None, 0, None, None)
-        self.contexts = {
-            name: create(b"aarch64-linux-gnu", b"generic", features.encode(), None, 0, None, None)
-            for name, features in FEATURES.items()
-        }
+
+        def context(*features):
+            return create(b"aarch64-linux-gnu", b"generic", ",".join(features).encode(), None, 0, None, None)
+
+        self.base = context()
+        extensions = [(name, features) for name, features in FEATURES.items() if name]
+        parts = [extensions[first : first + SET] for first in range(0, len(extensions), SET)]
+        self.sets = [
+            (
+                context(*(features for _, features in part)),
+                [(name, context(features)) for name, features in part],
+            )
+            for part in parts
+        ]
 
     def needs(self, word):
         """Return the extension that decodes ``word``, "" for Armv8.0-A, None for no instruction."""
         raw = int(word).to_bytes(4, "little")
         if not self.decode(self.everything, raw, 4, 0, self.text, 256):
             return None
-        for name, context in self.contexts.items():
-            if self.decode(context, raw, 4, 0, self.text, 256):
-                return name
+        if self.decode(self.base, raw, 4, 0, self.text, 256):
+            return ""
+        for together, contexts in self.sets:
+            if self.decode(together, raw, 4, 0, self.text, 256):
+                for name, context in contexts:
+                    if self.decode(context, raw, 4, 0, self.text, 256):
+                        return name
         return ""  # el2, el3 and their like: no business of programs
 
     def mnemonic(self, word):
