@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
-    from armllm.layers.linear import Linear
     from armllm.layers.moe import Experts
 
 CHUNKED = "chunked_attention"
@@ -176,15 +175,13 @@ class Llama4ForConditionalGeneration(TextPart, Llama4ForCausalLM):
 
     text_type = "llama4_text"
     towers = ("vision_model.*", "multi_modal_projector.*")
+    has_head = True
+    head_name = "language_model.lm_head"
 
     @staticmethod
     def decoder_weights(weights: Weights) -> Weights:
         """All but the head."""
         return weights.scope("language_model.model")
-
-    def load_head(self, weights: Weights) -> Linear:
-        """Beside the decoder."""
-        return super().load_head(weights.scope("language_model"))
 
 
 def read_text_config(reader: ConfigReader, architecture: str) -> Llama4Config:

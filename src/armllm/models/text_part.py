@@ -16,12 +16,14 @@ class TextPart(LlamaForCausalLM):
     """Text alone is taken. The class of the text model comes behind this one.
 
     ``text_type``: the model_type of text_config, or several. ``towers``: patterns of tensors that are not
-    loaded. ``always_tied``: the head is the table of the tokens; else config.json says it.
+    loaded. ``always_tied``: the head is the table of the tokens; else config.json says it, and text_config
+    where it ``has_head``.
     """
 
     text_type: ClassVar[str | tuple[str, ...]]
     towers: ClassVar[tuple[str, ...]]
     always_tied: ClassVar[bool] = False
+    has_head: ClassVar[bool] = False
 
     @staticmethod
     def decoder_weights(weights: Weights) -> Weights:
@@ -40,6 +42,8 @@ class TextPart(LlamaForCausalLM):
         eos = reader.token_ids("eos_token_id", None, config.vocab_size)
         tied = reader.boolean("tie_word_embeddings", default=cls.always_tied)
         text.refuse_unknown()
+        if cls.has_head:
+            tied = config.tie_word_embeddings
         return dataclasses.replace(
             config, eos_token_ids=eos or config.eos_token_ids, tie_word_embeddings=tied
         )

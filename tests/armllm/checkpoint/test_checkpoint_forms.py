@@ -149,7 +149,18 @@ SEEING = ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Gemma4ForCausalLM", "L
 
 @pytest.mark.parametrize("architecture", SEEING)
 def test_the_text_part_runs_without_its_tower(tmp_path, architecture):
-    text = random_config(architecture, 3) | {"tie_word_embeddings": architecture.startswith("Gemma")}
+    tied = architecture.startswith("Gemma")
+    check_seeing(tmp_path, architecture, tied=tied, text_tied=tied)
+
+
+@pytest.mark.parametrize("text_tied", [False, True])
+def test_the_head_of_llama_4_is_its_text_parts(tmp_path, text_tied):
+    """Catches what the whole model says of heads, and a head that is compared with no table."""
+    check_seeing(tmp_path, "Llama4ForCausalLM", tied=not text_tied, text_tied=text_tied)
+
+
+def check_seeing(folder, architecture, *, tied, text_tied):
+    text = random_config(architecture, 3) | {"tie_word_embeddings": text_tied}
     stem = architecture.removesuffix("ForCausalLM")
     config = {
         "architectures": [f"{stem}ForConditionalGeneration"],
@@ -157,18 +168,18 @@ def test_the_text_part_runs_without_its_tower(tmp_path, architecture):
         "text_config": {name: text[name] for name in text if name != "architectures"},
         "vision_config": SMALL_TOWERS[stem],
         "audio_config": None,
-        "tie_word_embeddings": text["tie_word_embeddings"],
+        "tie_word_embeddings": tied,
         "eos_token_id": [1, 7],
     }
     settings = transformers.AutoConfig.for_model(**config)
     torch.manual_seed(2)
     model = getattr(transformers, config["architectures"][0])(settings).eval()
     randomize(model, config["model_type"])
-    model.save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config))
     if stem == "Llama4":  # the whole of transformers 5.24's asks the text part for image_outputs, and fails
         model = model.language_model
-    assert check(tmp_path, model).config.eos_token_ids == {1, 7}
+    assert check(folder, model).config.eos_token_ids == {1, 7}
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "OPTForCausalLM"])
