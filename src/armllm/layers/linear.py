@@ -191,18 +191,19 @@ def dense(weight: Tensor, bias: Tensor | None = None, *, may_copy: bool = True) 
     return DenseLinear(weight, bias)
 
 
-def tied_head(table: Tensor) -> Linear:
+def tied_head(table: Tensor, bias: Tensor | None = None) -> Linear:
     """The product with an embedding ``table[vocab_size, hidden_size]`` that is the head too.
 
     Of several ranks each computes the scores of a range of the vocabulary.
     """
     ranks = current_ranks()
     if ranks is None:
-        return dense(table, may_copy=table.nbytes <= LARGEST_TIED)
+        return dense(table, bias, may_copy=table.nbytes <= LARGEST_TIED)
     cut = Cut(ranks)
     (own,) = cut.rows(len(table))
     part = table[own.start : own.stop]
-    product = dense(part, may_copy=part.nbytes <= LARGEST_TIED)
+    bias = None if bias is None else bias[own.start : own.stop]
+    product = dense(part, bias, may_copy=part.nbytes <= LARGEST_TIED)
     return Gathered(product, cut.gatherer([len(table)], first_only=True))
 
 

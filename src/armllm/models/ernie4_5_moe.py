@@ -93,8 +93,6 @@ class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):  # noqa: N801 - the architec
     def read_config(reader: ConfigReader) -> Ernie4_5MoeConfig:
         """ERNIE's config.json."""
         fields = ernie_fields(reader, "Ernie4_5_MoeForCausalLM", default_kv_heads=4, default_head_dim=None)
-        if fields["qkv_bias"] and fields["tie_word_embeddings"]:
-            raise reader.error("use_bias is not supported with tie_word_embeddings")
         number = reader.integer("moe_num_experts", reader.get("num_experts", 64))
         key = "num_experts_per_tok" if reader.has("num_experts_per_tok") else "moe_k"
         size = reader.integer("moe_intermediate_size", 1536)

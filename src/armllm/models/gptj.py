@@ -50,7 +50,6 @@ class GPTJForCausalLM(LlamaForCausalLM):
         reader = gpt_names(reader)
         for name in ("rotary", "scale_attn_weights"):
             reader.only(name, True)
-        reader.only("tie_word_embeddings", False)  # the head has a bias
         common = reader.whole_heads("GPTJForCausalLM", default_eos=50256, default_positions=2048)
         reader.only("num_key_value_heads", common["num_heads"])
         turned, head_dim = reader.integer("rotary_dim", 64), common["head_dim"]

@@ -229,7 +229,8 @@ class LlamaForCausalLM:
         """What makes scores of final states."""
         config = self.config
         if config.tie_word_embeddings and self.head_repeats(weights):
-            return tied_head(self.embed_tokens.weight)
+            bias = weights.take(f"{self.head_name}.bias", config.vocab_size) if config.head_bias else None
+            return tied_head(self.embed_tokens.weight, bias)
         return load_linear(
             weights,
             {self.head_name: config.vocab_size},

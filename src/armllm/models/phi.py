@@ -65,7 +65,6 @@ class PhiForCausalLM(LlamaForCausalLM):
     @staticmethod
     def read_config(reader: ConfigReader) -> ParallelConfig:
         """Phi's config.json."""
-        reader.only("tie_word_embeddings", False)  # the head has a bias
         common = reader.whole_heads("PhiForCausalLM", default_eos=2, default_positions=2048)
         rope = read_rope(
             reader,

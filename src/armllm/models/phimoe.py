@@ -99,9 +99,6 @@ class PhimoeForCausalLM(LlamaForCausalLM):
                 f"rope_type {rope.rope_type!r} is not supported for Phi-3.5-MoE, only longrope"
             )
         reader.only("num_experts_per_tok", 2)
-        head_bias = reader.boolean("lm_head_bias", default=False)
-        if head_bias and common["tie_word_embeddings"]:
-            raise reader.error("lm_head_bias is not supported with tie_word_embeddings")
         bias = reader.boolean("attention_bias", default=False)
         return PhimoeConfig(
             **llama_fields(reader, common, default_eps=1e-5, rope=rope, default_intermediate=6400),
@@ -113,5 +110,5 @@ class PhimoeForCausalLM(LlamaForCausalLM):
             qkv_bias=bias,
             output_bias=bias,
             jitter=reader.number("router_jitter_noise", 0.01),
-            head_bias=head_bias,
+            head_bias=reader.boolean("lm_head_bias", default=False),
         )

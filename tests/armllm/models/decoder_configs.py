@@ -188,6 +188,7 @@ def gptj(rng: random.Random) -> Config:
         "rotary_dim": rng.choice([4, 8]),
         "layer_norm_epsilon": rng.choice([1e-5, 1e-3]),
         "activation_function": config["hidden_act"],
+        "tie_word_embeddings": config["tie_word_embeddings"],
     }
 
 
@@ -214,7 +215,6 @@ def gpt_neox(rng: random.Random) -> Config:
 def phi(rng: random.Random) -> Config:
     config = larger_heads(rng) | {"model_type": "phi", "qk_layernorm": rng.random() < 0.5}
     config["layer_norm_eps"] = config.pop("rms_norm_eps")
-    del config["tie_word_embeddings"]
     return config | partial_rope(rng, config, 0.5, [0.25, 1.0])
 
 

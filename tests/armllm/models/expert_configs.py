@@ -111,8 +111,7 @@ def phimoe(rng: random.Random) -> Config:
         "num_local_experts": rng.choice([2, 5, 8]),
         "router_jitter_noise": rng.choice([0.01, 0.1, 0.4]),
     }
-    if not config["tie_word_embeddings"]:
-        extra["lm_head_bias"] = rng.random() < 0.5
+    extra["lm_head_bias"] = rng.random() < 0.5
     if rng.random() < 0.6:
         values = longrope(rng, head_dim_of(config) // 2, POSITIONS)
         extra["rope_scaling"] = {"type": "longrope", **values, "short_mscale": 1.2, "long_mscale": 1.3}
@@ -178,7 +177,7 @@ def ernie4_5_moe(rng: random.Random) -> Config:
     layers, number = config["num_hidden_layers"], rng.choice([2, 5, 8])
     extra: Config = {
         "model_type": "ernie4_5_moe",
-        "use_bias": not config["tie_word_embeddings"] and rng.random() < 0.5,
+        "use_bias": rng.random() < 0.5,
         "moe_intermediate_size": rng.choice([16, 24]),
         "moe_num_experts": number,
         "moe_k": rng.choice([1, 2, number]),
