@@ -121,7 +121,8 @@ class GGUFCheckpoint:
         """The same of what a layer calls ``tensor``; empty where that is not known."""
         names, (part, _, ending) = self._names, tensor.rpartition(".")
         if tensor in names.whole:
-            return {f"{layer}.{names.whole[tensor]}": Place(name)}
+            full_name = f"{layer}.{names.whole[tensor]}"
+            return {full_name: Place(name, reshaped(self._file, name, full_name))}
         if part in names.joined:
             modules = names.joined[part]
             return {

@@ -19,6 +19,7 @@ MAX_PARTS = 1000
 PREDICTING = ("qwen35", "qwen35moe", "qwen3next")
 # general.architecture -> ours
 ARCHITECTURES = {
+    "falcon-h1": "FalconH1ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "gpt-oss": "GptOssForCausalLM",

@@ -103,6 +103,25 @@ _DELTA_NETS = Names(
     },
     whole={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
 )
+_FALCON_H1 = Names(
+    outside=OUTSIDE | {"output_norm": "model.final_layernorm"},
+    layer=LAYER
+    | {
+        "ffn_gate": "feed_forward.gate_proj",
+        "ffn_up": "feed_forward.up_proj",
+        "ffn_down": "feed_forward.down_proj",
+        "ssm_in": "mamba.in_proj",
+        "ssm_conv1d": "mamba.conv1d",
+        "ssm_norm": "mamba.norm",
+        "ssm_out": "mamba.out_proj",
+    },
+    whole={
+        "ffn_norm": "pre_ff_layernorm.weight",
+        "ssm_a": "mamba.A_log",
+        "ssm_d": "mamba.D",
+        "ssm_dt.bias": "mamba.dt_bias",
+    },
+)
 _LFM2 = Names(
     outside={
         "token_embd": "model.embed_tokens",
@@ -181,6 +200,7 @@ _PHI2 = Names(
 )
 # general.architecture -> names; all others have `Names()`
 NAMES = {
+    "falcon-h1": _FALCON_H1,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "gpt-oss": _GPT_OSS,

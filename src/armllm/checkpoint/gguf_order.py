@@ -1,7 +1,7 @@
 """What llama.cpp's converter does to tensors, undone: rows in another order, shapes, and numbers.
 
-Source: llama.cpp's conversion/llama.py, qwen.py, lfm2.py, gpt2.py and gpt_neox.py. Rows are moved as they are
-stored, so that quantized ones keep their numbers.
+Source: llama.cpp's conversion/llama.py, qwen.py, lfm2.py, mamba.py, gpt2.py and gpt_neox.py. Rows are moved
+as they are stored, so that quantized ones keep their numbers.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ def reshaped(file: GGUFFile, stored: str, name: str) -> Callable[[Tensor], Tenso
     dimensions = len(file.shape(stored))
     if module.endswith("shared_expert_gate") and dimensions == 1:  # the converter has squeezed it
         return lambda tensor: tensor.unsqueeze(0)
-    if module.endswith(("linear_attn.conv1d", "conv.conv")) and dimensions == 2 and ending == "weight":
+    if module.endswith((".conv1d", "conv.conv")) and dimensions == 2 and ending == "weight":
         return lambda tensor: tensor.unsqueeze(1)
+    if dimensions == 2 and (ending in ("A_log", "D") or module.endswith("mamba.norm")):
+        return torch.Tensor.flatten  # by heads, or by groups of them
     # a quantized matrix is taken as it is
     transposed = file.architecture == "gpt2" and module.endswith((".c_attn", ".c_proj", ".c_fc"))
     if transposed and dimensions == 2 and file.tensors[stored].type in DTYPES:

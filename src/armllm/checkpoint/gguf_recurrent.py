@@ -1,6 +1,7 @@
 """What the header of a GGUF file says of layers with a state, as config.json would say it.
 
-Source of keys: llama.cpp's conversion/qwen.py and lfm2.py, src/models/qwen35.cpp and lfm2.cpp.
+Source of keys: llama.cpp's conversion/qwen.py, lfm2.py, mamba.py and falcon_h1.py, and the graphs in
+src/models.
 """
 
 from __future__ import annotations
@@ -36,6 +37,20 @@ def delta_net_fields(file: GGUFFile, turned: float) -> dict[str, Any]:
         kinds = ["linear_attention" if found else "full_attention" for found in recurrent]
         fields["layer_types"] = kinds[: file.num_layers()]
     return fields
+
+
+def falcon_h1_fields(file: GGUFFile) -> dict[str, Any]:
+    """Those of Falcon-H1, whose factors the converter has multiplied into the matrices."""
+    return {
+        "mamba_d_ssm": file.required("ssm.inner_size"),
+        "mamba_n_heads": file.required("ssm.time_step_rank"),
+        "mamba_n_groups": file.required("ssm.group_count"),
+        "mamba_d_state": file.required("ssm.state_size"),
+        "mamba_d_conv": file.required("ssm.conv_kernel"),
+        "mamba_conv_bias": "blk.0.ssm_conv1d.bias" in file.tensors,
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in file.tensors,
+        "mamba_norm_before_gate": False,  # llama.cpp knows no other order
+    }
 
 
 def lfm2_fields(file: GGUFFile) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Random models of families whose tensors llama.cpp's converter changes, written as GGUF files.
 
-Source of what it does: llama.cpp's conversion/qwen.py, lfm2.py, gpt2.py, gpt_neox.py and phi.py.
+Source of what it does: llama.cpp's conversion/qwen.py, lfm2.py, falcon_h1.py, mamba.py, gpt2.py,
+gpt_neox.py and phi.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,27 @@ LFM2 = {
     "num_hidden_layers": 3,
     "block_auto_adjust_ff_dim": True,
 }
+FALCON_H1 = {
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "projectors_bias": False,
+    "mamba_proj_bias": False,
+    "mamba_d_ssm": 32,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_norm_before_gate": False,
+    "mlp_multipliers": [2.0, 0.5],  # powers of two keep the bits of fp16
+    "ssm_multipliers": [0.5, 2.0, 0.25, 4.0, 1.0],
+    **{f"{name}_multiplier": 0.5 for name in ("embedding", "key", "ssm_in", "attention_out")},
+    **{f"{name}_multiplier": 2.0 for name in ("lm_head", "ssm_out", "attention_in")},
+}
 CASES = {
+    "falcon-h1": ("FalconH1ForCausalLM", FALCON_H1 | {"mamba_rms_norm": True, "mamba_conv_bias": True}),
+    "falcon-h1-plain": (
+        "FalconH1ForCausalLM",
+        FALCON_H1 | {"mamba_rms_norm": False, "mamba_conv_bias": False, "mamba_n_groups": 1},
+    ),
     "qwen35": ("Qwen3_5ForCausalLM", DELTA),
     "qwen35-alike": ("Qwen3_5ForCausalLM", DELTA | {"linear_num_value_heads": 2, "attention_bias": True}),
     "qwen35moe": ("Qwen3_5MoeForCausalLM", DELTA),
@@ -83,7 +104,7 @@ def reference(folder, case, **sizes):
     if case.startswith("qwen"):
         config |= {"rope_parameters": PLAIN_ROPE | {"partial_rotary_factor": 0.5}}
         config.setdefault("head_dim", 16)
-    elif case.startswith("lfm2"):
+    elif case.startswith(("falcon", "lfm2")):
         config |= {"rope_parameters": PLAIN_ROPE}
     elif case == "phi2":
         config |= {"rope_parameters": PLAIN_ROPE | {"partial_rotary_factor": 0.5}}
@@ -92,6 +113,11 @@ def reference(folder, case, **sizes):
         config |= {"rotary_pct": 0.5, "rotary_emb_base": 10000}
     folder.mkdir()
     return save_reference(folder, config, 3)
+
+
+def arch_of(case):
+    """GGUF's name of the architecture, which may have a hyphen itself."""
+    return max((arch for arch in HEADERS if case.startswith(arch)), key=len)
 
 
 def tiled(array, keys, values, axis=0):
@@ -105,6 +131,8 @@ def converted(arch, config, name, array):
     """The names that the converter gives a tensor, and what it writes under them."""
     if arch.startswith("qwen3"):
         yield from converted_delta_net(arch, config, name, array)
+    elif arch == "falcon-h1":
+        yield converted_falcon_h1(config, name, array)
     elif name.endswith("conv.conv.weight"):
         yield name, array.squeeze(1)
     elif name.endswith("expert_bias"):
@@ -148,6 +176,33 @@ def converted_delta_net(arch, config, name, array):
     yield name.replace("dt_bias", "dt_proj.bias"), array
 
 
+def converted_falcon_h1(config, name, array):
+    """Its factors are multiplied into the matrices."""
+    module = name.removesuffix(".weight").rpartition(".")[2]
+    groups, into = config.mamba_n_groups, config.attention_in_multiplier
+    states = groups * config.mamba_d_state
+    sizes = (config.mamba_d_ssm, config.mamba_d_ssm, states, states, config.mamba_n_heads)
+    factors = {
+        "embed_tokens": config.embedding_multiplier,
+        "lm_head": config.lm_head_multiplier,
+        "q_proj": into,
+        "k_proj": into * config.key_multiplier,
+        "v_proj": into,
+        "o_proj": config.attention_out_multiplier,
+        "in_proj": config.ssm_in_multiplier * np.repeat(config.ssm_multipliers, sizes)[:, None],
+        "out_proj": config.ssm_out_multiplier,
+        "gate_proj": config.mlp_multipliers[0],
+        "down_proj": config.mlp_multipliers[1],
+    }
+    if module in ("A_log", "D"):
+        return name, (-np.exp(array) if module == "A_log" else array)[:, None]
+    if name.endswith("mamba.norm.weight"):
+        array = array.reshape(groups, -1)
+    elif module == "conv1d":
+        array = array.squeeze(1)
+    return name.replace("dt_bias", "dt_proj.bias"), (array * factors.get(module, 1.0)).astype(np.float32)
+
+
 def write_tensors(writer, arch, model, kind):
     """Under gguf-py's own names of them."""
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
@@ -180,7 +235,8 @@ def unstacked(name, array):
 
 def is_exact(name, array):
     """Whether a tensor stays in fp32."""
-    return array.ndim == 1 or name.endswith(("conv1d.weight", "conv.conv.weight", "gate.weight"))
+    exact = ("conv1d.weight", "conv.conv.weight", "gate.weight", "mamba.norm.weight", ".A_log", ".D")
+    return array.ndim == 1 or name.endswith(exact)
 
 
 def write_gguf(path, arch, model, kind, fill=lambda writer: None):
@@ -241,6 +297,20 @@ def add_lfm2(writer, config):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
+def add_falcon_h1(writer, config):
+    add_head_dim(writer, config.head_dim)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_inner_size(config.mamba_d_ssm)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_time_step_rank(config.mamba_n_heads)
+    writer.add_ssm_group_count(config.mamba_n_groups)
+
+
 def add_gpt2(writer, config):
     writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
     writer.add_layer_norm_eps(config.layer_norm_epsilon)
@@ -261,6 +331,7 @@ def add_phi2(writer, config):
 
 
 HEADERS = {
+    "falcon-h1": add_falcon_h1,
     "qwen35": add_delta_net,
     "qwen35moe": add_delta_net,
     "qwen3next": add_delta_net,

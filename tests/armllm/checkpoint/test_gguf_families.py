@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.armllm.checkpoint.gguf_families import CASES, is_exact, reference, write_gguf
+from tests.armllm.checkpoint.gguf_families import CASES, arch_of, is_exact, reference, write_gguf
 from tests.armllm.checkpoint.gguf_files import KINDS, refused
 from tests.armllm.models.reference import Spy, check_logits, random_prompts
 
@@ -21,7 +21,7 @@ def test_logits_are_those_of_the_original(tmp_path, case, kind):
             if not is_exact(name, parameter):
                 parameter.data = parameter.data.half().float()
     path = tmp_path / "model.gguf"
-    write_gguf(path, case.split("-")[0], model, kind)
+    write_gguf(path, arch_of(case), model, kind)
     llm = Spy(LLM(path, dtype="float32", skip_tokenizer_init=True))
     check_logits(llm, model, random_prompts((1, 36), 4), 6)
 
@@ -91,6 +91,7 @@ def test_phi_2_may_have_one_matrix_for_queries_keys_and_values(tmp_path):
         ("qwen35moe", "expert_weights_scale", 2.5),
         ("qwen35moe", "expert_gating_func", 2),
         ("lfm2", "attention.sliding_window", 16),
+        ("falcon-h1", "attention.scale", 0.5),
         ("lfm2moe", "expert_gating_func", 1),
         ("gpt2", "attention.max_alibi_bias", 8.0),
         ("gptneox", "attention.clamp_kqv", 8.0),
@@ -117,6 +118,7 @@ def test_keys_that_nobody_reads_are_refused(tmp_path, arch, key, value):
     [
         ("qwen35", "ssm.conv_kernel", "qwen35.ssm.conv_kernel must be a positive integer"),
         ("qwen35", "ssm.inner_size", "ssm.inner_size must be a positive integer"),
+        ("falcon-h1", "ssm.inner_size", "falcon-h1.ssm.inner_size must be a positive integer"),
         ("lfm2", "attention.head_count_kv", "must have a number for each layer"),
         ("lfm2", "shortconv.l_cache", "lfm2.shortconv.l_cache must be a positive integer"),
     ],
