@@ -51,6 +51,14 @@ def test_a_loader_of_gguf_is_not_missed(vllm):
     assert vllm([Status("int4")], ["gguf"]).found == "kernels of armllm in vLLM: int4"
 
 
+def test_a_vllm_with_its_list_of_formats_elsewhere_is_described(vllm, monkeypatch):
+    """It would catch a doctor that ends with a traceback."""
+    vllm([])
+    monkeypatch.setitem(sys.modules, FORMATS, None)
+    monkeypatch.setattr(vllm_plugin, "activate", lambda: [Status("int4")])
+    assert doctor.examine()[-1].found == "kernels of armllm in vLLM: int4"
+
+
 def test_a_part_that_should_be_active_is_a_warning(vllm):
     """It would catch an "ok" beside kernels that another vLLM does not take."""
     found = vllm([Status("int4", "this vLLM has another interface: it has no hook", is_problem=True)])

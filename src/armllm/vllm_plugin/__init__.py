@@ -122,7 +122,10 @@ def _own_key() -> str:
 
 def loads_gguf() -> bool:
     """Whether the vLLM that is installed may have a loader for GGUF: it has none where its list lacks it."""
-    module = importlib.import_module("vllm.model_executor.layers.quantization")
+    try:
+        module = importlib.import_module("vllm.model_executor.layers.quantization")
+    except ImportError:  # another vLLM has its list elsewhere
+        return True
     return "gguf" in getattr(module, "QUANTIZATION_METHODS", ["gguf"])
 
 

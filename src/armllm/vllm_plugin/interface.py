@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_ANY_OTHERS = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def check_attributes(kind: type, names: Iterable[str]) -> None:
@@ -40,6 +41,8 @@ def check_call(ours: Callable[..., Any], replaced: Callable[..., Any]) -> None:
     parameters = inspect.signature(ours).parameters.values()
     wanted = [one.name for one in parameters if one.kind in _BY_POSITION and one.name != "self"]
     named = {one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY}
+    takes_others = any(one.kind in _ANY_OTHERS for one in parameters)
     found = [name for name in inspect.signature(replaced).parameters if name != "self"]
-    if found[: len(wanted)] != wanted or not named <= set(found):
+    others = set(found[len(wanted) :]) - named
+    if found[: len(wanted)] != wanted or not named <= set(found) or (others and not takes_others):
         raise TypeError(f"its {replaced.__qualname__} takes {', '.join(found)}")
