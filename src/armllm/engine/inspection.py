@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from armllm.checkpoint.hub import resolve_model
-from armllm.engine.sentence_modules import MODULES, default_dimensions, embedding_size, read_modules
+from armllm.engine.sentence_modules import (
+    MODULES,
+    default_dimensions,
+    embedding_size,
+    num_scores,
+    read_modules,
+)
 from armllm.models import check_model, read_model_config
 from armllm.quant.floats import FloatFormat
 from armllm.quant.formats import open_stored
@@ -45,7 +51,10 @@ def inspect_checkpoint(model: str) -> dict[str, Any]:
         modes, projections = read_modules(folder, config.final_size)
         facts["pooling"] = ", ".join(modes) or ("mean" if config.is_encoder else "last")
         size = embedding_size(config, modes, projections)
-        facts["embedding_size"] = min(size, default_dimensions(folder) or size)
+        if num_scores(projections) is None:
+            facts["embedding_size"] = min(size, default_dimensions(folder) or size)
+        else:
+            facts["classes"] = size
     if config.is_encoder:
         return facts
     kv_elements = 2 * sum(layer.num_kv_heads * layer.head_dim for layer in built.attention_layers)

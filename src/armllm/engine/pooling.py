@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,10 @@ from armllm.engine.sentence_modules import (
     check_texts,
     default_dimensions,
     embedding_size,
+    num_scores,
+    project,
     read_modules,
+    read_score_classes,
     warn_of_prompt,
 )
 from armllm.errors import RequestError
@@ -60,9 +64,9 @@ class Pooling:
         state, as in vLLM. CheckpointError names what is not supported.
         """
         warn_of_prompt(folder)
-        check_texts(folder, has_classes=config.classes is not None)
         if config.classes is not None:
             classify: Any = model
+            check_texts(folder, has_classes=True)
             return cls(
                 modes=(config.classes.pooling,),
                 projections=(),
@@ -72,7 +76,17 @@ class Pooling:
                 classify=classify.classify,
             )
         modes, projections = read_modules(folder, config.final_size)
+        check_texts(folder, has_classes=False)
         modes = modes or (("mean",) if config.is_encoder else ("last",))
+        if (count := num_scores(projections)) is not None:
+            return cls(
+                modes=modes,
+                projections=(),
+                embedding_size=config.final_size,
+                dtype=torch.float32,
+                classes=read_score_classes(folder, count),
+                classify=functools.partial(project, projections),
+            )
         tokens: Any = model if getattr(model, "token_heads", None) is not None else None
         return cls(
             modes=modes,
@@ -194,9 +208,7 @@ class Pooler:
 
     def _embeddings(self, vectors: Tensor) -> Tensor:
         """Of ``vectors[..., width]``."""
-        for projection in self._pooling.projections:
-            vectors = projection(vectors)
-        return self._cut(vectors)
+        return self._cut(project(self._pooling.projections, vectors))
 
     def _cut(self, vectors: Tensor) -> Tensor:
         vectors = vectors[..., : self._dimensions]

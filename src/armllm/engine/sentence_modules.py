@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import layer_norm, linear, normalize
 
-from armllm.checkpoint.config import MAX_WIDTH, ConfigReader
+from armllm.checkpoint.config import MAX_WIDTH, Classes, ConfigReader
 from armllm.checkpoint.json_file import read_document, read_object
 from armllm.checkpoint.safetensors_file import SafetensorsFile
 from armllm.checkpoint.weights import FLOATING
 from armllm.errors import CheckpointError
+from armllm.models.encoder import read_activation, text_length
 from armllm.tokenizer import sentence_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -33,6 +34,7 @@ POOLING = "1_Pooling"
 MOST_MODULES = 32
 KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize")
 TRAINING = "Dropout"  # has no effect later
+SCORES = "scores"  # what the last module of a cross-encoder makes
 PACKAGE = "sentence_transformers."
 PATH = re.compile(r"(?:[\w.-][\w. /-]{0,99})?")  # below the checkpoint's folder
 # keys of pooling's config.json -> names here, in the order in which several are put side by side
@@ -67,7 +69,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Projection:
     """activation(x W^T + b) in fp32; ``weight[out_features, in_features]``.
 
-    added: what is made of x and added to that. normalized: x is brought to length 1 before.
+    added: what is made of x and added to that. normalized: x is brought to length 1 before. makes_scores: the
+    result is the scores of classes, not a vector.
     """
 
     weight: Tensor
@@ -75,6 +78,7 @@ class Projection:
     activation: Callable[[Tensor], Tensor]
     added: Callable[[Tensor], Tensor] | None = None
     normalized: bool = False
+    makes_scores: bool = False
 
     @property
     def out_features(self) -> int:
@@ -117,6 +121,8 @@ def read_modules(
     if folder.is_file():
         return modes, ()
     for kind, path in _known(folder):
+        if num_scores(projections) is not None:
+            raise CheckpointError(f"{folder / MODULES}: module {kind!r} behind scores is not supported")
         if kind == "Pooling":
             modes = read_modes(path / "config.json")
         elif kind == "Normalize":
@@ -133,6 +139,28 @@ def read_modules(
             projections.append(dataclasses.replace(found, normalized=normalized))
             normalized = False
     return modes, tuple(projections)
+
+
+def project(projections: Sequence[Projection | VectorNorm], vectors: Tensor) -> Tensor:
+    """``vectors[..., width]`` through all of them."""
+    for projection in projections:
+        vectors = projection(vectors)
+    return vectors
+
+
+def num_scores(projections: Sequence[Projection | VectorNorm]) -> int | None:
+    """The classes whose scores the last module makes, as of a cross-encoder; None if it makes a vector."""
+    last = projections[-1] if projections else None
+    return last.out_features if isinstance(last, Projection) and last.makes_scores else None
+
+
+def read_score_classes(folder: Path, count: int) -> Classes:
+    """Of scores that modules make: without names, by the activation of sentence-transformers' file."""
+    path = folder / SETTINGS
+    reader = ConfigReader(read_object(path) if path.is_file() else {}, path)
+    named = reader.get("activation_fn", None) or ("Sigmoid" if count == 1 else "Identity")
+    labels = tuple(f"LABEL_{index}" for index in range(count))
+    return Classes(labels=labels, pooling="modules", activation=read_activation(reader, named))
 
 
 def _known(folder: Path) -> list[tuple[str, Path]]:
@@ -161,18 +189,13 @@ def check_texts(folder: Path, *, has_classes: bool) -> None:
     reader = ConfigReader(values, path)
     if not has_classes:
         reader.only("module_output_name", "token_embeddings")
-    modalities, passed = reader.get("modality_config", {}), reader.get("processing_kwargs", {})
+    text_length(reader)  # for what it refuses
+    modalities = reader.get("modality_config", {})
     if isinstance(modalities, dict) and "message" in modalities:
         logger.warning(
             "%s: sentence-transformers puts each text into the chat template, and armllm does not; for the"
             " same results send texts that are in it",
             path,
-        )
-    if passed:
-        logger.warning(
-            "%s: sentence-transformers passes processing_kwargs %.200r to the tokenizer; armllm does not",
-            path,
-            passed,
         )
 
 
@@ -265,7 +288,8 @@ def refuse_other_vectors(reader: ConfigReader) -> None:
 def read_projection(folder: Path, width: int) -> Projection:
     """A dense module that takes vectors of length ``width``."""
     reader = _required(folder)
-    refuse_other_vectors(reader)
+    makes_scores = reader.get("module_output_name", None) == SCORES
+    refuse_other_vectors(reader.changed(module_output_name=None) if makes_scores else reader)
     inside, outside = reader.integer("in_features"), reader.integer("out_features")
     name = str(reader.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if inside != width or outside > MAX_WIDTH:
@@ -288,6 +312,7 @@ def read_projection(folder: Path, width: int) -> Projection:
         bias=loaded.get("linear.bias"),
         activation=ACTIVATIONS[name],
         added=added,
+        makes_scores=makes_scores,
     )
 
 

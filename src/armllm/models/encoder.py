@@ -36,6 +36,7 @@ MAX_LABELS = 100_000
 TOKENIZER_LENGTH = "tokenizer_config.json"  # where sentence-transformers keeps its length since version 6
 SENTENCE_ACTIVATION = "config_sentence_transformers.json"  # and what it makes of the scores of pairs
 ACTIVATIONS = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}  # torch's classes
+PADDING = ("padding", "padding_side", "pad_to_multiple_of", "return_tensors")  # changes no result
 PROBLEMS = {
     "regression": "none",
     "single_label_classification": "softmax",
@@ -306,11 +307,27 @@ def sentence_length(reader: ConfigReader) -> int | None:
     path, values = sentence_settings(folder)
     if not path.is_file():
         return None
-    stated = ConfigReader(values, path).optional_integer("max_seq_length", None)
+    sentence_reader = ConfigReader(values, path)
+    stated = text_length(sentence_reader) or sentence_reader.optional_integer("max_seq_length", None)
     if stated is not None or not later.is_file():
         return stated
     length = read_object(later).get("model_max_length")
     return length if isinstance(length, int) and 1 < length < MAX_WIDTH else None
+
+
+def text_length(reader: ConfigReader) -> int | None:
+    """max_length that sentence-transformers passes to the tokenizer; what else changes texts is refused."""
+    passed = reader.get("processing_kwargs", None) or {}
+    parts = {name: passed.get(name) or {} for name in ("common", "text")} if isinstance(passed, dict) else {}
+    if not parts or not all(isinstance(part, dict) for part in parts.values()):
+        raise reader.error(f"processing_kwargs must be an object of objects, not {passed!r:.100}")
+    for name, known in (("common", PADDING), ("text", (*PADDING, "max_length", "truncation"))):
+        unknown = next((key for key in parts[name] if key not in known), None)
+        if unknown is not None:
+            raise reader.error(f"processing_kwargs.{name}: {unknown!r:.80} is not supported")
+    text = ConfigReader(parts["text"], reader.path, "processing_kwargs.text.")
+    text.only("truncation", True, "longest_first")
+    return text.optional_integer("max_length", None)
 
 
 def read_classes(reader: ConfigReader, pooling: str = "cls") -> Classes:
@@ -338,16 +355,21 @@ def _class_activation(reader: ConfigReader, num_labels: int) -> str:
     """As sentence-transformers stored it, else by problem_type, else by the number of labels."""
     named = _sentence_activation(reader)
     if named is not None:
-        activation = ACTIVATIONS.get(str(named).rpartition(".")[2])
-        if activation is None:
-            raise reader.error(
-                f"activation {named!r} of the scores is not supported, only {', '.join(ACTIVATIONS)}"
-            )
-        return activation
+        return read_activation(reader, named)
     problem = reader.get("problem_type", None)
     if problem is not None:
         return PROBLEMS[reader.choice("problem_type", "", PROBLEMS)]
     return "sigmoid" if num_labels == 1 else "softmax"
+
+
+def read_activation(reader: ConfigReader, named: Any) -> str:
+    """What makes probabilities of scores, by the name of torch's class."""
+    activation = ACTIVATIONS.get(str(named).rpartition(".")[2])
+    if activation is None:
+        raise reader.error(
+            f"activation {named!r:.80} of the scores is not supported, only {', '.join(ACTIVATIONS)}"
+        )
+    return activation
 
 
 def _sentence_activation(reader: ConfigReader) -> Any:

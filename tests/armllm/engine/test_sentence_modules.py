@@ -12,7 +12,15 @@ import torch
 from safetensors.torch import save_file
 from tests.armllm.checkpoint.test_fuzz import json_file, run, safetensors_header
 
-from armllm.engine.sentence_modules import ACTIVATIONS, check_texts, read_modes, read_modules, warn_of_prompt
+from armllm.engine.sentence_modules import (
+    ACTIVATIONS,
+    check_texts,
+    num_scores,
+    read_modes,
+    read_modules,
+    read_score_classes,
+    warn_of_prompt,
+)
 from armllm.errors import CheckpointError
 
 HIDDEN = 8
@@ -257,10 +265,6 @@ def test_tokens_of_a_prompt_are_not_pooled_in_silence(folder, caplog, mode, warn
     ("settings", "warned"),
     [
         ({"modality_config": {"text": {}, "message": {"format": "flat"}}}, ["into the chat template"]),
-        (
-            {"processing_kwargs": {"text": {"max_length": 6}}},
-            ["processing_kwargs {'text': {'max_length': 6}}"],
-        ),
         ({"modality_config": {"text": {}}, "processing_kwargs": {}}, []),
         ({"modality_config": ["message"], "module_output_name": None}, []),
     ],
@@ -271,6 +275,57 @@ def test_what_is_done_to_each_text_is_never_left_out_in_silence(folder, caplog, 
     check_texts(folder, has_classes=False)
     assert len(caplog.messages) == len(warned)
     assert all(part in message for part, message in zip(warned, caplog.messages, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("passed", "message"),
+    [
+        (
+            {"text": {"add_special_tokens": False}},
+            "processing_kwargs.text: 'add_special_tokens' is not supported",
+        ),
+        ({"text": {"truncation": "only_first"}}, "processing_kwargs.text.truncation 'only_first' is not"),
+        ({"text": {"max_length": "6"}}, "processing_kwargs.text.max_length must be a positive integer"),
+        ({"common": {"max_length": 6}}, "processing_kwargs.common: 'max_length' is not supported"),
+        ({"text": 6}, "processing_kwargs must be an object of objects"),
+        ([6], "processing_kwargs must be an object of objects"),
+    ],
+)
+def test_options_that_change_texts_are_refused(folder, passed, message):
+    """Catches texts that are tokenized in another way than their authors'."""
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"processing_kwargs": passed}))
+    with pytest.raises(CheckpointError, match=message):
+        check_texts(folder, has_classes=False)
+
+
+def test_scores_of_a_dense_module_are_the_end(folder):
+    """Catches a vector that was made of scores, and scores that are taken for a vector."""
+    assert num_scores(read(folder)[1]) is None
+    change(folder, "2_Dense", module_output_name="scores")
+    refused(folder, "module 'Normalize' behind scores is not supported")
+    (folder / "modules.json").write_text(json.dumps(MODULES[:3]))
+    assert num_scores(read(folder)[1]) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "count", "activation"),
+    [
+        (None, 1, "sigmoid"),
+        (None, 3, "none"),
+        ({"activation_fn": None}, 1, "sigmoid"),
+        ({"activation_fn": "torch.nn.modules.activation.Softmax"}, 3, "softmax"),
+        ({"activation_fn": "torch.nn.modules.linear.Identity"}, 1, "none"),
+    ],
+)
+def test_scores_have_the_activation_of_sentence_transformers(folder, settings, count, activation):
+    path = folder / "config_sentence_transformers.json"
+    if settings is not None:
+        path.write_text(json.dumps(settings))
+    found = read_score_classes(folder, count)
+    assert (len(found.labels), found.activation) == (count, activation)
+    path.write_text(json.dumps({"activation_fn": "torch.nn.modules.activation.Tanh"}))
+    with pytest.raises(CheckpointError, match=r"activation 'torch.nn.modules.activation.Tanh' of"):
+        read_score_classes(folder, count)
 
 
 def test_a_model_gives_states_of_tokens(folder):

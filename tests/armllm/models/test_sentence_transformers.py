@@ -10,11 +10,13 @@ import zipfile
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from tests.armllm.models.encoder_configs import load, prompts, random_config, save_reference
 from tests.armllm.models.random_configs import random_config as random_decoder
 
 from armllm import LLM
-from armllm.errors import CheckpointError
+from armllm.engine.inspection import inspect_checkpoint
+from armllm.errors import CheckpointError, RequestError
 from armllm.models import read_model_config
 
 TEXTS = [
@@ -38,6 +40,8 @@ TEXTS = [
     ("stated", "of_tokenizer", "length"),
     [
         ({"max_seq_length": 16}, {"model_max_length": 32}, 16),
+        ({"processing_kwargs": {"text": {"max_length": 12}}}, {"model_max_length": 32}, 12),
+        ({"processing_kwargs": {"text": {"padding": "longest"}}}, {"model_max_length": 32}, 32),
         ({"transformer_task": "feature-extraction"}, {"model_max_length": 32}, 32),
         ({}, {"model_max_length": int(1e30)}, None),  # the tokenizer has no limit
         ({}, {"model_max_length": "32"}, None),
@@ -77,6 +81,44 @@ def test_a_cross_encoder_has_the_activation_of_its_own_file(tmp_path, name, coun
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
     with pytest.raises(CheckpointError, match=r"activation 'torch.nn.modules.activation.Tanh'"):
         read_model_config(tmp_path)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_modules_of_a_cross_encoder_make_scores(tmp_path, count):
+    """Catches scores that are served as an embedding, and those of a state that was not pooled."""
+    model = save_reference(tmp_path, random_config("BertModel", 0))
+    width = model.config.hidden_size
+    modules = [torch.nn.Linear(width, 12), torch.nn.Linear(12, count)]
+    kinds = ["Transformer", "Pooling", "Dense", "Dense"]
+    listed = [
+        {"type": f"sentence_transformers.models.{kind}", "path": f"{n}_{kind}"}
+        for n, kind in enumerate(kinds)
+    ]
+    listed[0]["path"] = ""
+    (tmp_path / "modules.json").write_text(json.dumps(listed))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    for number, module, made in ((2, modules[0], "sentence_embedding"), (3, modules[1], "scores")):
+        folder = tmp_path / f"{number}_Dense"
+        folder.mkdir()
+        function = "torch.nn.Tanh" if number == 2 else "torch.nn.Identity"
+        sizes = {"in_features": module.in_features, "out_features": module.out_features}
+        settings = sizes | {"activation_function": function, "module_output_name": made}
+        (folder / "config.json").write_text(json.dumps(settings))
+        tensors = {f"linear.{name}": value for name, value in module.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors")
+    ids = prompts(3)[1]
+    with torch.inference_mode():
+        pooled = model(torch.tensor([ids])).last_hidden_state[0].mean(0)
+        scores = modules[1](modules[0](pooled).tanh())
+    llm = load(tmp_path)
+    (output,) = llm.classify([ids], use_tqdm=False)
+    wanted = scores.sigmoid() if count == 1 else scores
+    torch.testing.assert_close(torch.tensor(output.outputs.probs), wanted, rtol=0, atol=1e-4)
+    with pytest.raises(RequestError, match="this model has a classification head and makes no embeddings"):
+        llm.embed([ids], use_tqdm=False)
+    facts = inspect_checkpoint(str(tmp_path))
+    assert (facts["classes"], facts["pooling"], "embedding_size" in facts) == (count, "mean", False)
 
 
 @pytest.mark.network
