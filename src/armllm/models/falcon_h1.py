@@ -86,7 +86,7 @@ class FalconH1Mamba(Mamba):
 
     def load_norm(self, exact: Weights) -> Callable[[Tensor], Tensor]:
         """The norm if there is one."""
-        return super().load_norm(exact) if self.config.mamba_norm else _unchanged
+        return super().load_norm(exact) if self.config.mamba_norm else torch.nn.Identity()
 
     def project(self, x: Tensor) -> Tensor:
         """The same with the factors."""
@@ -216,7 +216,3 @@ def _scale_and_activate(factor: float, activation: Callable[[Tensor], Tensor], x
     """The activation of the gates, the first half of each row, times a factor."""
     x[:, : x.shape[1] // 2].mul_(factor)
     return activation(x)
-
-
-def _unchanged(x: Tensor) -> Tensor:
-    return x

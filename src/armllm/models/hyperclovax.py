@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from armllm.layers.embedding import gather
 from armllm.models.granite import GraniteConfig, GraniteDecoderLayer, GraniteForCausalLM, granite_fields
 from armllm.models.llama import LlamaForCausalLM, add_and_normalize
@@ -31,7 +33,7 @@ class HyperCLOVAXDecoderLayer(GraniteDecoderLayer):
         """Those before the branches, and those after them if there are any."""
         super().load_norms(config, weights)
         self.norms_after: list[Any] = [
-            self.load_norm(config, weights, name) if config.norms_after else _unchanged
+            self.load_norm(config, weights, name) if config.norms_after else torch.nn.Identity()
             for name in ("post_norm1", "post_norm2")
         ]
 
@@ -72,7 +74,3 @@ class HyperCLOVAXForCausalLM(GraniteForCausalLM):
             mlp_bias=reader.boolean("mlp_bias", default=False),
             norms_after=reader.boolean("use_post_norm", default=True),
         )
-
-
-def _unchanged(x: Tensor) -> Tensor:
-    return x

@@ -117,7 +117,7 @@ def test_quantized_tensors_are_refused_by_their_type(llama_file, kind):
 def test_an_architecture_that_is_not_here_is_named(llama_file):
     path, _, model = llama_file
     write_gguf(path, "falcon", model, KINDS.F32)
-    refused(path, "'falcon' is not supported, only gemma2")
+    refused(path, "'falcon' is not supported, only falcon-h1, gemma2")
 
 
 def test_olmo_3_under_the_name_of_olmo_2_is_refused(tmp_path):
