@@ -18,6 +18,11 @@ struct Shape {
   std::vector<int64_t> widths;  // of the parts
 };
 
+// A row's product with a row of A, and the size of what is added up.
+struct Low {
+  double sum = 0, terms = 0;
+};
+
 template <class T>
 struct Adapters {
   const Shape& shape;
@@ -50,10 +55,28 @@ struct Adapters {
     for (int64_t p = 0, end = 0; p < parts; ++p) ends[p] = end += s.widths[static_cast<size_t>(p)];
   }
 
+  // Of one row of x, [parts, max_rank].
+  std::vector<Low> lows(const T* x, int64_t row) const {
+    std::vector<Low> found(static_cast<size_t>(parts * shape.max_rank));
+    const int64_t slot = slots[row];
+    for (int64_t part = 0; slot >= 0 && part < parts; ++part) {
+      for (int64_t r = 0; r < ranks[slot * parts + part]; ++r) {
+        const T* const of_a = &a[((slot * parts + part) * shape.max_rank + r) * shape.in_features];
+        Low& low = found[static_cast<size_t>(part * shape.max_rank + r)];
+        for (int64_t k = 0; k < shape.in_features; ++k) {
+          const double product = to_double(of_a[k]) * to_double(x[k]);
+          low.sum += product;
+          low.terms += fabs(product);
+        }
+      }
+    }
+    return found;
+  }
+
   // y[row, column] before it is rounded, the size of what is added up, and the error of what is rounded on
   // the way.
-  void expect(const T* x, double before, int64_t row, int64_t column, double& sum, double& terms,
-              double& rounded) const {
+  void expect(const std::vector<Low>& lows, double before, int64_t row, int64_t column, double& sum,
+              double& terms, double& rounded) const {
     sum = before;
     terms = rounded = 0;
     const int64_t slot = slots[row];
@@ -70,18 +93,12 @@ struct Adapters {
       rounded = fabs(sum) * Type<T>::kRound;  // it is stored once more
     }
     for (int64_t r = 0; r < rank; ++r) {
-      const T* const of_a = &a[((slot * parts + part) * shape.max_rank + r) * shape.in_features];
+      const Low& low = lows[static_cast<size_t>(part * shape.max_rank + r)];
       const double of_b =
           to_double(b[(slot * columns + start) * shape.max_rank + r * width + column - start]);
-      double low = 0, low_terms = 0;
-      for (int64_t k = 0; k < shape.in_features; ++k) {
-        const double product = to_double(of_a[k]) * to_double(x[k]);
-        low += product;
-        low_terms += fabs(product);
-      }
-      sum += low * of_b;
-      terms += low_terms * fabs(of_b);
-      if (std::is_same_v<T, bfloat16>) rounded += fabs(low * of_b) * Type<T>::kRound;  // low is bfloat16
+      sum += low.sum * of_b;
+      terms += low.terms * fabs(of_b);
+      if (std::is_same_v<T, bfloat16>) rounded += fabs(low.sum * of_b) * Type<T>::kRound;  // stored so
     }
     terms += fabs(before);
   }
@@ -110,9 +127,10 @@ void check(Result& result, const Context& context, const Shape& shape, float siz
            static_cast<long long>(adapters.parts), static_cast<long long>(shape.max_rank),
            dora ? ", DoRA" : "");
   for (int64_t r = 0; r < shape.rows; ++r) {
+    const std::vector<Low> lows = adapters.lows(&x.at(r, 0), r);
     for (int64_t c = 0; c < columns; ++c) {
       double sum = 0, terms = 0, rounded = 0;
-      adapters.expect(&x.at(r, 0), before[static_cast<size_t>(r * columns + c)], r, c, sum, terms, rounded);
+      adapters.expect(lows, before[static_cast<size_t>(r * columns + c)], r, c, sum, terms, rounded);
       // One sum runs over the features, one over the ranks, where BFDOT rounds to odd; the norm adds three
       // roundings.
       const double error = (2 * sum_error(static_cast<double>(n)) +

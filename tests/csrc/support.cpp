@@ -65,27 +65,27 @@ float to_float(float16 x) {
   }();
   return all[x.bits];
 }
+// By integers alone: emulators are slow at numbers.
 void from_float(float x, float16& out) {
-  const int sign = signbit(x) ? 0x8000 : 0;
-  if (isnan(x)) {
-    out.bits = static_cast<uint16_t>(sign | 0x7e00);
-    return;
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff, exponent = size >> 23;
+  // To the nearest multiple of 2^dropped, ties to even.
+  const auto rounded = [](uint32_t n, uint32_t dropped) {
+    const uint32_t low = n & ((1u << dropped) - 1), half = 1u << (dropped - 1), high = n >> dropped;
+    return high + (low > half || (low == half && (high & 1) != 0) ? 1 : 0);
+  };
+  uint32_t found = 0;
+  if (size > 0x7f800000) {
+    found = 0x7e00;
+  } else if (exponent >= 143) {  // 2^16 and more
+    found = 0x7c00;
+  } else if (exponent >= 113) {  // 2^-14 and more; what is rounded up to 2^16 becomes infinite by itself
+    found = rounded(size - (112u << 23), 13);
+  } else if (exponent >= 102) {  // 2^-25 and more: a multiple of 2^-24
+    found = rounded((size & 0x7fffff) | 0x800000, 126 - exponent);
   }
-  int exponent = 0;
-  frexpf(x, &exponent);
-  // The distance between neighbors is 2^-24 at the small end, 2^-10 of the power of two further up;
-  // nearbyint rounds ties to even.
-  const int step = exponent - 11 < -24 ? -24 : exponent - 11;
-  const float rounded = ldexpf(nearbyintf(ldexpf(fabsf(x), -step)), step);
-  if (isinf(x) || rounded > 65504) {
-    out.bits = static_cast<uint16_t>(sign | 0x7c00);
-  } else if (rounded < 0x1p-14f) {
-    out.bits = static_cast<uint16_t>(sign | static_cast<int>(ldexpf(rounded, 24)));
-  } else {
-    frexpf(rounded, &exponent);
-    const int mantissa = static_cast<int>(ldexpf(rounded, 11 - exponent));  // in [1024, 2048)
-    out.bits = static_cast<uint16_t>(sign | (((exponent + 14) << 10) + mantissa - 1024));
-  }
+  out.bits = static_cast<uint16_t>(sign | found);
 }
 void from_float(float x, float& out) { out = x; }
 void from_float(float x, bfloat16& out) {
