@@ -98,7 +98,7 @@ struct Adapters {
           to_double(b[(slot * columns + start) * shape.max_rank + r * width + column - start]);
       sum += low.sum * of_b;
       terms += low.terms * fabs(of_b);
-      if (std::is_same_v<T, bfloat16>) rounded += fabs(low.sum * of_b) * Type<T>::kRound;  // stored so
+      if (std::is_same_v<T, bfloat16>) rounded += fabs(low.sum * of_b) * Type<T>::kRound;  // a bfloat16
     }
     terms += fabs(before);
   }

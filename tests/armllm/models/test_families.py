@@ -8,6 +8,7 @@ import shutil
 import pytest
 import transformers
 from tests.armllm.models.random_configs import FAMILIES, random_config
+from tests.armllm.models.small_configs import FULL, REQUIRED, SLIDING, SMALL, read
 
 from armllm import LLM
 from armllm.checkpoint.config import ConfigReader
@@ -15,123 +16,15 @@ from armllm.errors import CheckpointError, RequestError
 from armllm.models import BOTH_WAYS, model_class, read_model_config
 from armllm.models import FAMILIES as REGISTERED
 
-SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 2,
-    "vocab_size": 400,
-}
-
-
 # their text models are tested, and what is around them in test_checkpoint_forms.py
 SEEING = {name for name in REGISTERED if name.endswith("ForConditionalGeneration")}
 # their authors publish the classes; test_renamed_families.py compares them with what they are made of
 PUBLISHED_APART = {"ExaoneForCausalLM", "InternLM2ForCausalLM", "MiniCPMForCausalLM"}
 EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
 FIXED_EPSILON = {"OlmoForCausalLM": 1e-5}  # no key of config.json
-FULL, SLIDING = "full_attention", "sliding_attention"
-
-
-# what the classes of some families have no default for
-REQUIRED = {
-    "OPTForCausalLM": {"ffn_dim": 96},
-    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2},
-    "Gemma3nForCausalLM": {"num_kv_shared_layers": 0},
-    "Lfm2MoeForCausalLM": {"layer_types": ["conv", FULL]},
-    "StableLmForCausalLM": {"hidden_size": 256},  # a quarter of each head turns
-    "Glm4MoeForCausalLM": {"hidden_size": 256},
-    "GPTJForCausalLM": {"rotary_dim": 2},
-    "GPTNeoXForCausalLM": {"hidden_size": 256},
-    "PhiForCausalLM": {"hidden_size": 256},
-    "NemotronForCausalLM": {"hidden_size": 256, "num_key_value_heads": 32},
-    "HyperCLOVAXForCausalLM": {"head_dim": 8},
-    "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", FULL]},
-    "HeliumForCausalLM": {"head_dim": 2, "num_key_value_heads": 32},
-    "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
-}
-
-
 LATENT = {"DeepseekV2ForCausalLM": 192, "DeepseekV3ForCausalLM": 192}
 LATENT |= {"DeepseekV32ForCausalLM": 192, "GlmMoeDsaForCausalLM": 256}
 LATENT |= {"Glm4MoeLiteForCausalLM": 256, "MiniCPM3ForCausalLM": 96, "YoutuForCausalLM": 192}
-
-
-def read(tmp_path, architecture, **values):
-    """The configuration of a config.json, unknown keys refused."""
-    required = REQUIRED.get(architecture, {})
-    reader = ConfigReader({"architectures": [architecture], **SMALL, **required, **values}, tmp_path)
-    config = model_class(reader).read_config(reader)
-    reader.refuse_unknown()
-    return config
-
-
-@pytest.mark.parametrize(
-    ("architecture", "values", "windows"),
-    [
-        ("Ministral3ForCausalLM", {}, (None, None)),
-        ("Ministral3ForCausalLM", {"sliding_window": 8}, (8, 8)),
-        ("MinistralForCausalLM", {}, (4096, 4096)),
-        ("MinistralForCausalLM", {"sliding_window": 8, "layer_types": [FULL, SLIDING]}, (None, 8)),
-        ("GraniteSWAForCausalLM", {"num_hidden_layers": 5}, (None, 128, 128, 128, None)),
-        ("CwmForCausalLM", {"num_hidden_layers": 5}, (None, 8192, 8192, 8192, None)),
-        ("Dots1ForCausalLM", {"max_window_layers": 1}, (None, 4096)),
-        ("Dots1ForCausalLM", {"max_window_layers": 1, "sliding_window": None}, (None, None)),
-        ("MistralForCausalLM", {}, (4096, 4096)),
-        ("MistralForCausalLM", {"sliding_window": None}, (None, None)),
-        ("MistralForCausalLM", {"sliding_window": 8, "layer_types": [SLIDING, FULL]}, (8, None)),
-        ("MixtralForCausalLM", {}, (None, None)),
-        ("Phi3ForCausalLM", {"sliding_window": 2047}, (2047, 2047)),
-        ("PhimoeForCausalLM", {"sliding_window": 2047}, (2047, 2047)),
-        ("Qwen2ForCausalLM", {"sliding_window": 64}, (None, None)),
-        ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": 1}, (None, 4096)),
-        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": None}, (None, None)),
-        ("Qwen3ForCausalLM", {"use_sliding_window": True, "layer_types": [SLIDING, FULL]}, (4096, None)),
-        ("Qwen2MoeForCausalLM", {"use_sliding_window": True, "sliding_window": 7}, (7, None)),
-        ("Qwen3MoeForCausalLM", {"use_sliding_window": True, "sliding_window": 7}, (7, 7)),
-        ("SmolLM3ForCausalLM", {"sliding_window": 7}, (None, None)),
-        (
-            "SmolLM3ForCausalLM",
-            {"use_sliding_window": True, "sliding_window": 7, "no_rope_layers": [1, 0]},
-            (None, 7),
-        ),
-        ("GemmaForCausalLM", {}, (None, None)),
-        ("Olmo2ForCausalLM", {"layer_types": [FULL] * 2}, (None, None)),
-        ("Olmo3ForCausalLM", {"num_hidden_layers": 5, "sliding_window": 7}, (7, 7, 7, None, 7)),
-        ("Starcoder2ForCausalLM", {"sliding_window": 7}, (7, 7)),
-        ("Cohere2ForCausalLM", {"num_hidden_layers": 5}, (4096, 4096, 4096, None, 4096)),
-        ("Cohere2ForCausalLM", {"sliding_window_pattern": 2, "sliding_window": 7}, (7, None)),
-        ("Cohere2ForCausalLM", {"_sliding_window_pattern": 4, "layer_types": [SLIDING, FULL]}, (4096, None)),
-        ("Cohere2MoeForCausalLM", {"num_hidden_layers": 5}, (4096, 4096, 4096, None, 4096)),
-        ("Cohere2MoeForCausalLM", {"first_k_dense_replace": 1}, (None, 4096)),
-        (
-            "Cohere2MoeForCausalLM",
-            {"first_k_dense_replace": 3, "prefix_dense_sliding_window_pattern": 2, "num_hidden_layers": 5},
-            (4096, None, 4096, 4096, 4096),
-        ),
-        ("ExaoneMoeForCausalLM", {"num_hidden_layers": 5}, (4096, 4096, 4096, None, 4096)),
-        ("GraniteMoeSWAForCausalLM", {"num_hidden_layers": 5}, (None, 128, 128, 128, None)),
-        ("Exaone4ForCausalLM", {"num_hidden_layers": 5}, (4096, 4096, 4096, None, 4096)),
-        ("Exaone4ForCausalLM", {"sliding_window": None, "sliding_window_pattern": None}, (None, None)),
-        (
-            "Exaone4ForCausalLM",
-            {"sliding_window_pattern": "LLLG", "layer_types": [SLIDING, FULL]},
-            (4096, None),
-        ),
-        ("Gemma2ForCausalLM", {"sliding_window": 7}, (7, None)),
-        ("AfmoeForCausalLM", {"num_hidden_layers": 5}, (1024, 1024, 1024, None, 1024)),
-        ("VaultGemmaForCausalLM", {"num_hidden_layers": 3}, (4096, None, 4096)),
-        ("GptOssForCausalLM", {}, (128, None)),
-        ("GptOssForCausalLM", {"sliding_window": 7, "layer_types": [FULL, SLIDING]}, (None, 7)),
-        ("Gemma3ForCausalLM", {"sliding_window": 7, "sliding_window_pattern": 2}, (7, None)),
-        ("Gemma4ForCausalLM", {"num_hidden_layers": 7}, (512,) * 5 + (None, None)),
-        ("Gemma3nForCausalLM", {"num_hidden_layers": 6}, (512,) * 4 + (None, 512)),
-        ("Gemma3ForCausalLM", {"num_hidden_layers": 7}, (4096,) * 5 + (None, 4096)),
-        ("Gemma3ForCausalLM", {"_sliding_window_pattern": 3, "layer_types": [SLIDING, FULL]}, (4096, None)),
-    ],
-)
-def test_every_family_puts_its_window_where_transformers_does(tmp_path, architecture, values, windows):
-    assert read(tmp_path, architecture, **values).windows == windows
 
 
 @pytest.mark.parametrize(
