@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from armllm.checkpoint.gguf_experts import expert_fields
 from armllm.checkpoint.gguf_file import ARCHITECTURES, GGUFFile, open_gguf, positive
 from armllm.checkpoint.gguf_header import StoredTensor
-from armllm.checkpoint.gguf_recurrent import DELTA_NETS, delta_net_fields, falcon_h1_fields, lfm2_fields
+from armllm.checkpoint.gguf_recurrent import DELTA_NETS, RECURRENT, delta_net_fields
 from armllm.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -74,10 +74,8 @@ def _own_fields(file: GGUFFile, head_dim: int, rotary_dim: int) -> dict[str, Any
         return _gemma(file, head_dim)
     if architecture == "granite":
         return _granite(file, head_dim)
-    if architecture.startswith("lfm2"):
-        return lfm2_fields(file)
-    if architecture == "falcon-h1":
-        return falcon_h1_fields(file)
+    if architecture in RECURRENT:
+        return RECURRENT[architecture](file)
     if architecture in DELTA_NETS:
         return delta_net_fields(file, rotary_dim / head_dim)
     window = file.own("attention.sliding_window")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MAX_PARTS = 1000
 # Files of these may have layers that predict further tokens.
-PREDICTING = ("qwen35", "qwen35moe", "qwen3next")
+PREDICTING = ("nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next")
 # general.architecture -> ours
 ARCHITECTURES = {
     "falcon-h1": "FalconH1ForCausalLM",
@@ -29,6 +29,8 @@ ARCHITECTURES = {
     "lfm2": "Lfm2ForCausalLM",
     "lfm2moe": "Lfm2MoeForCausalLM",
     "llama": "LlamaForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "nemotron_h_moe": "NemotronHForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "phi2": "PhiForCausalLM",

@@ -122,6 +122,35 @@ _FALCON_H1 = Names(
         "ssm_dt.bias": "mamba.dt_bias",
     },
 )
+# A layer is one of Mamba, attention, experts and a feed-forward part, each called the mixer.
+_NEMOTRON_H = Names(
+    outside={"token_embd": "model.embeddings", "output_norm": "model.norm_f", "output": "lm_head"},
+    layer={
+        "attn_norm": "norm",
+        "attn_q": "mixer.q_proj",
+        "attn_k": "mixer.k_proj",
+        "attn_v": "mixer.v_proj",
+        "attn_output": "mixer.o_proj",
+        "ssm_in": "mixer.in_proj",
+        "ssm_conv1d": "mixer.conv1d",
+        "ssm_norm": "mixer.norm",
+        "ssm_out": "mixer.out_proj",
+        "ffn_up": "mixer.up_proj",
+        "ffn_down": "mixer.down_proj",
+        "ffn_gate_inp": "mixer.gate",
+        "ffn_up_shexp": "mixer.shared_experts.up_proj",
+        "ffn_down_shexp": "mixer.shared_experts.down_proj",
+        "ffn_latent_down": "mixer.fc1_latent_proj",
+        "ffn_latent_up": "mixer.fc2_latent_proj",
+    },
+    experts={"ffn_up_exps": "mixer.experts.{}.up_proj", "ffn_down_exps": "mixer.experts.{}.down_proj"},
+    whole={
+        "ssm_a": "mixer.A_log",
+        "ssm_d": "mixer.D",
+        "ssm_dt.bias": "mixer.dt_bias",
+        "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    },
+)
 _LFM2 = Names(
     outside={
         "token_embd": "model.embed_tokens",
@@ -208,6 +237,8 @@ NAMES = {
     "gptneox": _GPT_NEOX,
     "lfm2": _LFM2,
     "lfm2moe": _LFM2,
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H,
     "olmo2": _NAMED_NORMS,
     "phi2": _PHI2,
     "phi3": Names(layer=LAYER | {"ffn_up": "mlp.gate_up_proj"}),

@@ -1,7 +1,7 @@
 """What llama.cpp's converter does to tensors, undone: rows in another order, shapes, and numbers.
 
-Source: llama.cpp's conversion/llama.py, qwen.py, lfm2.py, mamba.py, gpt2.py and gpt_neox.py. Rows are moved
-as they are stored, so that quantized ones keep their numbers.
+Source: llama.cpp's conversion/llama.py, qwen.py, lfm2.py, mamba.py, nemotron.py, gpt2.py and gpt_neox.py.
+Rows are moved as they are stored, so that quantized ones keep their numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from armllm.checkpoint.gguf_file import GGUFFile
 
 # whose queries and keys the converter permutes
-PERMUTED = ("granite", "llama")
+PERMUTED = ("granite", "llama", "nemotron_h", "nemotron_h_moe")
 # Value heads of gated delta nets: the first one of every key head, then the second ones.
 TILED = ("qwen35", "qwen35moe")
 
@@ -44,7 +44,7 @@ def reshaped(file: GGUFFile, stored: str, name: str) -> Callable[[Tensor], Tenso
         return lambda tensor: tensor.unsqueeze(0)
     if module.endswith((".conv1d", "conv.conv")) and dimensions == 2 and ending == "weight":
         return lambda tensor: tensor.unsqueeze(1)
-    if dimensions == 2 and (ending in ("A_log", "D") or module.endswith("mamba.norm")):
+    if dimensions == 2 and (ending in ("A_log", "D") or module.endswith(("mamba.norm", "mixer.norm"))):
         return torch.Tensor.flatten  # by heads, or by groups of them
     # a quantized matrix is taken as it is
     transposed = file.architecture == "gpt2" and module.endswith((".c_attn", ".c_proj", ".c_fc"))
@@ -59,7 +59,9 @@ def reordered(file: GGUFFile, name: str, tensor: Tensor) -> Tensor:
     module = parts[-1] if parts[-1] in ("A_log", "dt_bias") else parts[-2]
     if file.architecture in PERMUTED and module in ("q_proj", "k_proj"):
         heads = own("attention.head_count")
-        return _unpermute(tensor, heads if module == "q_proj" else own("attention.head_count_kv", heads))
+        if module == "k_proj":
+            heads = own("attention.head_count_kv", heads)
+        return _unpermute(tensor, heads[int(parts[2])] if isinstance(heads, list) else heads)
     if file.architecture == "gptneox" and module == "query_key_value":
         by_kind = tensor.unflatten(0, (3, own("attention.head_count"), -1))  # type: ignore[no-untyped-call]
         return by_kind.transpose(0, 1).flatten(0, 2)  # type: ignore[no-any-return]

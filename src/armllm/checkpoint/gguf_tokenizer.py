@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TOKEN_TYPES = {1, 2, 3, 4, 5, 6}
 CONTROL, USER_DEFINED = 3, 4
 MAX_CHARACTERS = 8 << 20  # of all tokens: each is cut at every place to find its merges
-LLAMA_3 = ("falcon-h1", "lfm2", "llama-bpe", "llama3")
+LLAMA_3 = ("falcon-h1", "lfm2", "llama-bpe", "llama3", "pixtral")
 QWEN = ("deepseek-r1-qwen", "qwen2", "qwen35")
 SPACE = "\u2581"
 _WORDS = (

@@ -1,14 +1,16 @@
 """Random models of families whose tensors llama.cpp's converter changes, written as GGUF files.
 
-Source of what it does: llama.cpp's conversion/qwen.py, lfm2.py, falcon_h1.py, mamba.py, gpt2.py,
-gpt_neox.py and phi.py.
+Source of what it does: llama.cpp's conversion/qwen.py, lfm2.py, falcon_h1.py, mamba.py, nemotron.py,
+granite.py, gpt2.py, gpt_neox.py and phi.py.
 """
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import gguf
 import numpy as np
-from tests.armllm.checkpoint.gguf_files import KINDS, add_head_dim, add_tensor, gguf_writer
+from tests.armllm.checkpoint.gguf_files import KINDS, add_head_dim, add_tensor, gguf_writer, permuted
 from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import save_reference
 
@@ -43,6 +45,17 @@ FALCON_H1 = {
     **{f"{name}_multiplier": 0.5 for name in ("embedding", "key", "ssm_in", "attention_out")},
     **{f"{name}_multiplier": 2.0 for name in ("lm_head", "ssm_out", "attention_in")},
 }
+NEMOTRON_H = {
+    "mlp_hidden_act": "relu2",
+    "layer_norm_epsilon": 1e-3,
+    "num_key_value_heads": 2,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+}
+EXPERTS = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "routed_scaling_factor": 2.5,
+    "num_experts_per_tok": 2,
+}
 CASES = {
     "falcon-h1": ("FalconH1ForCausalLM", FALCON_H1 | {"mamba_rms_norm": True, "mamba_conv_bias": True}),
     "falcon-h1-plain": (
@@ -69,6 +82,13 @@ CASES = {
             "use_expert_bias": True,
         },
     ),
+    "nemotron_h": ("NemotronHForCausalLM", NEMOTRON_H | {"use_conv_bias": True}),
+    "nemotron_h-biases": ("NemotronHForCausalLM", NEMOTRON_H | {"mlp_bias": True, "use_conv_bias": False}),
+    "nemotron_h_moe": ("NemotronHForCausalLM", NEMOTRON_H | EXPERTS | {"moe_latent_size": None}),
+    "nemotron_h_moe-latent": (
+        "NemotronHForCausalLM",
+        NEMOTRON_H | EXPERTS | {"moe_latent_size": 16, "norm_topk_prob": False},
+    ),
     "gpt2": (
         "GPT2LMHeadModel",
         {
@@ -89,6 +109,7 @@ DROPPED = (
     "layer_types",
     "full_attn_idxs",
     "block_ff_dim",
+    "time_step_min",  # not in the header
 )
 
 
@@ -133,6 +154,8 @@ def converted(arch, config, name, array):
         yield from converted_delta_net(arch, config, name, array)
     elif arch == "falcon-h1":
         yield converted_falcon_h1(config, name, array)
+    elif arch.startswith("nemotron_h"):
+        yield converted_nemotron_h(config, name.replace("model.", "backbone.", 1), array)
     elif name.endswith("conv.conv.weight"):
         yield name, array.squeeze(1)
     elif name.endswith("expert_bias"):
@@ -203,19 +226,40 @@ def converted_falcon_h1(config, name, array):
     return name.replace("dt_bias", "dt_proj.bias"), (array * factors.get(module, 1.0)).astype(np.float32)
 
 
-def write_tensors(writer, arch, model, kind):
-    """Under gguf-py's own names of them."""
+def converted_nemotron_h(config, name, array):
+    """Heads of queries and keys are permuted as Llama's, which no layer needs."""
+    module = name.removesuffix(".weight").rpartition(".")[2]
+    if module in ("A_log", "D"):
+        return name, (-np.exp(array) if module == "A_log" else array)[:, None]
+    if name.endswith("mixer.norm.weight"):
+        array = array.reshape(config.n_groups, -1)
+    elif module == "conv1d":
+        array = array.squeeze(1)
+    elif module in ("q_proj", "k_proj"):
+        heads = config.num_attention_heads if module == "q_proj" else config.num_key_value_heads
+        array = permuted(array, heads)
+    elif ".experts." in name:
+        name = name.replace("backbone", "model").replace("mixer", "mlp") + ".weight"
+    return name.replace("dt_bias", "dt_proj.bias").replace("correction_bias", "correction.bias"), array
+
+
+def write_tensors(writer, arch, model, kind, blocks):
+    """Under gguf-py's own names of them; ``blocks``: bytes of those that are quantized already."""
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
     tied = model.config.tie_word_embeddings
     for full_name, tensor in model.state_dict().items():
         if tied and full_name.endswith(("lm_head.weight", "embed_out.weight")):
             continue
-        for name, array in converted(arch, model.config, full_name, tensor.numpy()):
+        found = blocks.get(full_name, tensor.numpy())
+        for name, array in converted(arch, model.config, full_name, found):
             for one, part in unstacked(name, array):
                 stored = names.get_name(one, try_suffixes=(".weight", ".bias"))
                 assert stored, one
-                add_tensor(writer, stored, part, KINDS.F32 if is_exact(one, part) else kind)
+                if full_name in blocks:
+                    writer.add_tensor(stored, np.ascontiguousarray(part), raw_dtype=kind)
+                else:
+                    add_tensor(writer, stored, part, KINDS.F32 if is_exact(one, part) or blocks else kind)
 
 
 def unstacked(name, array):
@@ -235,11 +279,11 @@ def unstacked(name, array):
 
 def is_exact(name, array):
     """Whether a tensor stays in fp32."""
-    exact = ("conv1d.weight", "conv.conv.weight", "gate.weight", "mamba.norm.weight", ".A_log", ".D")
-    return array.ndim == 1 or name.endswith(exact)
+    exact = ("conv1d.weight", "conv.conv.weight", "gate.weight", "mamba.norm.weight", "mixer.norm.weight")
+    return array.ndim == 1 or name.endswith((*exact, ".A_log", ".D"))
 
 
-def write_gguf(path, arch, model, kind, fill=lambda writer: None):
+def write_gguf(path, arch, model, kind, fill=lambda writer: None, *, blocks=MappingProxyType({})):
     config = model.config
     with gguf_writer(path, arch) as writer:
         writer.add_context_length(config.max_position_embeddings)
@@ -248,7 +292,7 @@ def write_gguf(path, arch, model, kind, fill=lambda writer: None):
         writer.add_head_count(config.num_attention_heads)
         HEADERS[arch](writer, config)
         fill(writer)
-        write_tensors(writer, arch, model, kind)
+        write_tensors(writer, arch, model, kind, blocks)
 
 
 def add_delta_net(writer, config):
@@ -311,6 +355,41 @@ def add_falcon_h1(writer, config):
     writer.add_ssm_group_count(config.mamba_n_groups)
 
 
+def add_nemotron_h(writer, config):
+    kinds = config.layers_block_type
+    add_head_dim(writer, config.head_dim)
+    writer.add_head_count_kv(
+        [config.num_key_value_heads if kind == "full_attention" else 0 for kind in kinds]
+    )
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_scaling_finetuned(False)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_state_size(config.ssm_state_size)
+    writer.add_ssm_group_count(config.n_groups)
+    writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
+    writer.add_ssm_time_step_rank(config.mamba_num_heads)
+    if writer.arch == "nemotron_h":
+        writer.add_feed_forward_length([config.intermediate_size if kind == "mlp" else 0 for kind in kinds])
+        return
+    size = config.moe_intermediate_size
+    writer.add_feed_forward_length([size if kind == "moe" else 0 for kind in kinds])
+    writer.add_expert_feed_forward_length(size)
+    writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
+    if config.moe_latent_size is not None:
+        writer.add_moe_latent_size(config.moe_latent_size)
+
+
 def add_gpt2(writer, config):
     writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
     writer.add_layer_norm_eps(config.layer_norm_epsilon)
@@ -337,6 +416,8 @@ HEADERS = {
     "qwen3next": add_delta_net,
     "lfm2": add_lfm2,
     "lfm2moe": add_lfm2,
+    "nemotron_h": add_nemotron_h,
+    "nemotron_h_moe": add_nemotron_h,
     "gpt2": add_gpt2,
     "gptneox": add_gpt_neox,
     "phi2": add_phi2,

@@ -70,6 +70,7 @@ O200K_SPLIT = (
         ("qwen35", QWEN35_SPLIT, False),
         ("phi-2", None, False),
         ("lfm2", LLAMA3_SPLIT, True),
+        ("pixtral", LLAMA3_SPLIT, True),
         ("refact", DIGITS, False),
         ("smollm", DIGITS, False),
         ("llama-bpe", LLAMA3_SPLIT, True),

@@ -147,10 +147,10 @@ def test_what_experts_cannot_be_is_named(tmp_path):
     state = load_file(tmp_path / "hf" / "model.safetensors")
     path = tmp_path / "model.gguf"
     write_gguf(path, "qwen2", config, state, KINDS.F32)
-    refused(path, "GGUF files with experts are only supported for gpt-oss, lfm2moe, llama, olmoe, qwen2moe")
+    refused(path, "GGUF files with experts are only supported for gpt-oss, lfm2moe, llama, nemotron_h_moe")
     single = {name: tensor for name, tensor in state.items() if ".experts." not in name}
     write_gguf(path, "llama", config, single, KINDS.F32)
-    refused(path, "blk.0.ffn_gate_exps.weight is missing or not of three dimensions")
+    refused(path, "blk.0.ffn_up_exps.weight is missing or not of three dimensions")
     few = {name: tensor for name, tensor in state.items() if ".experts.1." not in name}
     last = max(int(name.split(".experts.")[1].split(".")[0]) for name in state if ".experts." in name)
     few = {name.replace(f".experts.{last}.", ".experts.1."): tensor for name, tensor in few.items()}
