@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
+    from armllm.layers.linear import Linear
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,13 +99,19 @@ class Gemma3ForConditionalGeneration(TextPart, Gemma3ForCausalLM):
 
     text_type = "gemma3_text"
     towers = ("*vision_tower.*", "*multi_modal_projector.*")
-    always_tied = True
+    tied_by_default = True
 
     @staticmethod
     def decoder_weights(weights: Weights) -> Weights:
-        """All but the head, which is tied. The order of the prefix changed with transformers 4.52."""
+        """All but the head. The order of the prefix changed with transformers 4.52."""
         old = weights.scope("language_model.model", optional=True)
         return weights.scope("model.language_model") if old is weights else old
+
+    def load_head(self, weights: Weights) -> Linear:
+        """What makes scores of final states; the old prefix is before it, too."""
+        if weights.has("language_model.lm_head.weight"):
+            self.head_name = "language_model.lm_head"
+        return super().load_head(weights)
 
     @classmethod
     def read_config(cls, reader: ConfigReader) -> Gemma3Config:

@@ -197,7 +197,7 @@ class Gemma3nForConditionalGeneration(TextPart, Gemma3nForCausalLM):
 
     text_type = "gemma3n_text"
     towers = ("model.vision_tower.*", "model.embed_vision.*", "model.audio_tower.*", "model.embed_audio.*")
-    always_tied = True
+    tied_by_default = True
 
 
 def _as_large_as(first: Tensor, others: Tensor) -> Tensor:

@@ -292,7 +292,7 @@ class Gemma4ForConditionalGeneration(TextPart, Gemma4ForCausalLM):
 
     text_type = "gemma4_text"
     towers = ("model.vision_tower.*", "model.embed_vision.*", "model.audio_tower.*", "model.embed_audio.*")
-    always_tied = True
+    tied_by_default = True
 
 
 class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
@@ -306,4 +306,4 @@ class Gemma4UnifiedForConditionalGeneration(TextPart, Gemma4UnifiedForCausalLM):
 
     text_type = "gemma4_unified_text"
     towers = ("model.vision_embedder.*", "model.embed_vision.*", "model.embed_audio.*")
-    always_tied = True
+    tied_by_default = True

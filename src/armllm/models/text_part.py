@@ -16,13 +16,13 @@ class TextPart(LlamaForCausalLM):
     """Text alone is taken. The class of the text model comes behind this one.
 
     ``text_type``: the model_type of text_config, or several. ``towers``: patterns of tensors that are not
-    loaded. ``always_tied``: the head is the table of the tokens; else config.json says it, and text_config
-    where it ``has_head``.
+    loaded. Whether the head is the table of the tokens is a key beside text_config, ``tied_by_default``
+    without it, or one in text_config where that model ``has_head``.
     """
 
     text_type: ClassVar[str | tuple[str, ...]]
     towers: ClassVar[tuple[str, ...]]
-    always_tied: ClassVar[bool] = False
+    tied_by_default: ClassVar[bool] = False
     has_head: ClassVar[bool] = False
 
     @staticmethod
@@ -35,12 +35,9 @@ class TextPart(LlamaForCausalLM):
         """The text_config of config.json, with end tokens and the head of the whole model."""
         text = reader.section("text_config")
         text.only("model_type", *([cls.text_type] if isinstance(cls.text_type, str) else cls.text_type))
-        if cls.always_tied:
-            text.only("tie_word_embeddings", True)
-            reader.only("tie_word_embeddings", True)
         config = super().read_config(text)
         eos = reader.token_ids("eos_token_id", None, config.vocab_size)
-        tied = reader.boolean("tie_word_embeddings", default=cls.always_tied)
+        tied = reader.boolean("tie_word_embeddings", default=cls.tied_by_default)
         text.refuse_unknown()
         if cls.has_head:
             tied = config.tie_word_embeddings

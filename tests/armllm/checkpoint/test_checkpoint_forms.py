@@ -121,6 +121,15 @@ QWEN_TOWER = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size"
 SMALL_TOWERS = {
     "Qwen3_5": QWEN_TOWER,
     "Qwen3_5Moe": QWEN_TOWER,
+    "Gemma3": {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+        "model_type": "siglip_vision_model",
+    },
     "Gemma4": {
         "hidden_size": 16,
         "intermediate_size": 16,
@@ -159,9 +168,22 @@ def test_the_head_of_llama_4_is_its_text_parts(tmp_path, text_tied):
     check_seeing(tmp_path, "Llama4ForCausalLM", tied=not text_tied, text_tied=text_tied)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("stem", ["Gemma3", "Gemma4"])
+def test_the_head_of_gemma_is_the_whole_models(tmp_path, stem, tied):
+    """Catches what the text part says of heads, and one that is not found below the old prefix."""
+    for text_tied in (False, True):
+        folder = tmp_path / str(text_tied)
+        check_seeing(folder, f"{stem}ForCausalLM", tied=tied, text_tied=text_tied)
+        stored = {name.removeprefix("language_model.") for name in load_file(folder / "model.safetensors")}
+        assert ("lm_head.weight" in stored) != tied
+
+
 def check_seeing(folder, architecture, *, tied, text_tied):
     text = random_config(architecture, 3) | {"tie_word_embeddings": text_tied}
     stem = architecture.removesuffix("ForCausalLM")
+    if stem == "Gemma3":
+        text["final_logit_softcapping"] = None
     config = {
         "architectures": [f"{stem}ForConditionalGeneration"],
         "model_type": text["model_type"].removesuffix("_text"),
@@ -170,6 +192,7 @@ def check_seeing(folder, architecture, *, tied, text_tied):
         "audio_config": None,
         "tie_word_embeddings": tied,
         "eos_token_id": [1, 7],
+        **({"mm_tokens_per_image": 4} if stem == "Gemma3" else {}),
     }
     settings = transformers.AutoConfig.for_model(**config)
     torch.manual_seed(2)
@@ -252,7 +275,7 @@ def test_what_is_neither_text_nor_tower_is_refused(seeing_gemma):
         ({"text_config": {"model_type": "llama"}}, "text_config.model_type 'llama'"),
         ({"text_config": {"hidden_size": "x"}}, "text_config.hidden_size must be"),
         ({"text_config": {"logit_scale": 2}}, "text_config.logit_scale 2 is not known"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings False"),
+        ({"tie_word_embeddings": False}, "tensor lm_head.weight is missing"),
     ],
 )
 def test_errors_in_the_text_config_name_it(seeing_gemma, changes, words):
