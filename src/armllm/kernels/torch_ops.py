@@ -1,7 +1,8 @@
 """The kernels as operators of torch: `torch.ops.armllm.*`, which `torch.compile` and `torch.export` see.
 
 Importing this module registers them. They take any dimensions before the last, and return new tensors.
-`fused_add_rms_norm` and `rotary_embedding` change their arguments instead. The checks are those of the
+`fused_add_rms_norm` and `rotary_embedding` change their arguments instead. A scale of inputs is a tensor,
+because a compiled graph holds numbers, also when other weights are loaded. The checks are those of the
 functions in `armllm.kernels`. Every operator has a fake implementation, which gives shape and dtype of the
 result (PyTorch, "Custom Python Operators").
 """
@@ -81,16 +82,17 @@ def _define_quantized(bits: int, kernel: Callable[..., None]) -> None:
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        x_scale: float | None,
+        x_scale: Tensor | None,
         out_features: int,
         *description: int | str,
     ) -> Tensor:
         out = _result(x, out_features)
-        kernel(_rows(out), _rows(x), weight, (bits, out_features, *description), bias, x_scale)
+        scale = None if x_scale is None else float(x_scale)
+        kernel(_rows(out), _rows(x), weight, (bits, out_features, *description), bias, scale)
         return out
 
     _define(
-        f"matmul_w{bits}a8(Tensor x, Tensor weight, Tensor? bias, float? x_scale, {_PACKED})",
+        f"matmul_w{bits}a8(Tensor x, Tensor weight, Tensor? bias, Tensor? x_scale, {_PACKED})",
         compute,
         lambda x, _weight, _bias, _scale, features, *_: _result(x, features),
     )

@@ -16,6 +16,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from armllm import kernels
+from armllm.vllm_plugin import VARIABLE
 from armllm.vllm_plugin.interface import check_attributes, check_methods
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ BLOCK_SIZES = (16, 32, 64, 128)
 ATTRIBUTES = {
     VllmConfig: ("model_config", "speculative_config", "kv_transfer_config"),
     ModelConfig: ("dtype", "is_diffusion", "is_multimodal_model"),
-    CPUAttentionMetadata: ("num_actual_tokens", "block_table", "query_start_loc", "seq_lens"),
+    CPUAttentionMetadata: ("num_actual_tokens", "block_table", "query_start_loc", "seq_lens", "causal"),
     CPUAttentionBackendImpl: (
         "attn_type",
         "kv_cache_dtype",
@@ -121,6 +122,8 @@ class ArmllmAttentionImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
                 layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs
             )
             return result
+        if not attn_metadata.causal:
+            raise RuntimeError(f"armllm has only causal attention in vLLM: set {VARIABLE}=-attention")
         count = attn_metadata.num_actual_tokens
         if self.sinks is not None and self.float_sinks is None:
             self.float_sinks = self.sinks.float()

@@ -15,7 +15,11 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
     UnquantizedLinearMethod,
 )
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
 
 import armllm.kernels.torch_ops  # noqa: F401 - registers the operators
 from armllm import kernels
@@ -86,8 +90,24 @@ class ArmllmLinearMethod(UnquantizedLinearMethod):  # type: ignore[misc]
         return product
 
 
+class ArmllmTableMethod(UnquantizedEmbeddingMethod):  # type: ignore[misc]
+    """vLLM's method for a table of embeddings that is the weight of heads, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.panels: dict[ArmllmHeadMethod, torch.nn.Parameter] = {}
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Order the weight for the heads again: when vLLM loads it once more, it does not ask them."""
+        super().process_weights_after_loading(layer)
+        for panels in self.panels.values():
+            panels.data.copy_(_product(layer.weight.data)[0])
+
+
 class ArmllmHeadMethod(UnquantizedEmbeddingMethod):  # type: ignore[misc]
     """The same for the head, whose weight stays: it may be the table of embeddings, too."""
+
+    table: ArmllmTableMethod | None = None
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Store the weight a second time, in the order of the kernels."""
@@ -96,7 +116,18 @@ class ArmllmHeadMethod(UnquantizedEmbeddingMethod):  # type: ignore[misc]
             super().process_weights_after_loading(layer)
             return
         data, self.multiply = _product(layer.weight.data)
-        layer.register_parameter(PANELS, torch.nn.Parameter(data, requires_grad=False))
+        panels = torch.nn.Parameter(data, requires_grad=False)
+        layer.register_parameter(PANELS, panels)
+        if self.table is not None:
+            self.table.panels.setdefault(self, panels)
+
+    def tie_weights(self, layer: Any, embed_tokens: Any) -> Any:
+        """Let ``layer`` have the weight of the table ``embed_tokens``."""
+        if type(embed_tokens.quant_method) is UnquantizedEmbeddingMethod:
+            embed_tokens.quant_method = ArmllmTableMethod()
+        method = embed_tokens.quant_method
+        self.table = method if isinstance(method, ArmllmTableMethod) else None
+        return super().tie_weights(layer, embed_tokens)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x[..., in_features]`` to ``[..., out_features]``, same dtype."""
@@ -130,7 +161,9 @@ def register() -> None:
     """Let vLLM build its layers with our products."""
     for method in (ArmllmLinearMethod, ArmllmHeadMethod):
         check_methods(method, ("process_weights_after_loading", "apply"))
-    for layer in (*LINEAR, ParallelLMHead):
+    check_methods(ArmllmTableMethod, ("process_weights_after_loading",))
+    check_methods(ArmllmHeadMethod, ("tie_weights",))
+    for layer in (*LINEAR, ParallelLMHead, VocabParallelEmbedding):
         check_attributes(layer, ("quant_method",))
     for layer in LINEAR:
         ours = _with_method(layer, UnquantizedLinearMethod, ArmllmLinearMethod)

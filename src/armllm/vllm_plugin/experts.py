@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import weakref
 from typing import TYPE_CHECKING, Any, cast
@@ -38,6 +39,13 @@ ATTRIBUTES = {
     CPUUnquantizedExperts: ("w1_bias", "w2_bias"),
     UnquantizedFusedMoEMethod: ("experts_cls", "w13_weight", "w2_weight"),
 }
+# Arguments of vLLM's experts that ours need not have: ours have their own weights and memory, and no scales.
+UNUSED = frozenset(
+    {
+        *("w1", "w2", "global_num_experts", "a1q_scale", "a2_scale"),
+        *("workspace13", "workspace2", "expert_tokens_meta"),
+    }
+)
 # The experts of each layer, by the number that the operator takes. It is a tensor: what is none stays in a
 # compiled graph, which vLLM stores, and keeps when it loads other weights.
 LAYERS: weakref.WeakValueDictionary[int, kernels.Experts] = weakref.WeakValueDictionary()
@@ -109,7 +117,7 @@ class ArmllmExperts(CPUUnquantizedExperts):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         """``hidden_states[tokens, hidden]`` to ``output`` of the same shape, by the experts of this rank."""
-        del kwargs  # what kernels of vLLM need besides
+        del kwargs  # `UNUSED`
         if apply_router_weight_on_input:  # the inputs have the weights then
             topk_weights = torch.ones_like(topk_weights)
         if expert_map is not None:  # the number here of each expert, -1 of those on other ranks
@@ -141,8 +149,16 @@ class ArmllmMoEMethod(UnquantizedFusedMoEMethod):  # type: ignore[misc]
             self.experts_cls = ArmllmExperts
 
 
+def _check_others() -> None:
+    """TypeError where vLLM's experts take an argument that ours do not know."""
+    found, known = (inspect.signature(one.apply).parameters for one in (CPUUnquantizedExperts, ArmllmExperts))
+    if others := found.keys() - known.keys() - UNUSED:
+        raise TypeError(f"its CPUUnquantizedExperts.apply also takes {', '.join(sorted(others))}")
+
+
 def register() -> None:
     """Let vLLM compute experts by our kernels."""
+    _check_others()
     check_methods(ArmllmExperts, ("process_weights_after_loading", "apply"))
     for kind, names in ATTRIBUTES.items():
         check_attributes(kind, names)

@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.matrix import IntegerWeight
 
-WEIGHT = "armllm_weight"
+WEIGHT, INPUT_SCALE = "armllm_weight", "armllm_input_scale"
 
 
 class PackedProduct:
-    """``x W^T + bias`` by `torch.ops.armllm`; its data is a parameter of the layer, ``armllm_weight``."""
+    """``x W^T + bias`` by `torch.ops.armllm`.
+
+    Its data is a parameter of the layer, ``armllm_weight``. The scale of all inputs is another, where there
+    is one. So vLLM loads other weights into both, also after it has compiled the layer.
+    """
 
     def __init__(self, layer: torch.nn.Module, weight: IntegerWeight) -> None:
         matrix = pack(fit(weight)[0])
@@ -28,12 +32,14 @@ class PackedProduct:
         self.operator = (
             torch.ops.armllm.matmul_w4a8 if packed.bits == 4 else torch.ops.armllm.matmul_w8a8
         ).default
-        self.x_scale = matrix.input_scale
+        if matrix.input_scale is not None:
+            scale = torch.tensor(matrix.input_scale)
+            layer.register_parameter(INPUT_SCALE, torch.nn.Parameter(scale, requires_grad=False))
         self.arguments = packed.description[1:]
 
     def __call__(self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
-        data = getattr(layer, WEIGHT)
-        product: Tensor = self.operator(x, data, bias, self.x_scale, *self.arguments)
+        scale = getattr(layer, INPUT_SCALE, None)
+        product: Tensor = self.operator(x, getattr(layer, WEIGHT), bias, scale, *self.arguments)
         return product
 
 

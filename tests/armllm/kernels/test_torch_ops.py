@@ -49,7 +49,7 @@ def cases(dtype):
         integers, description = packed(bits)
         operator = getattr(OPS, f"matmul_w{bits}a8")
         yield operator, (x, integers.data, short, None, *description), product, (integers, short), {}, 32
-        arguments = (x, integers.data, None, 0.02, *description)
+        arguments = (x, integers.data, None, torch.tensor(0.02), *description)
         yield operator, arguments, product, (integers, None), {"x_scale": 0.02}, 32
 
 

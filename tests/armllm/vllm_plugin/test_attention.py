@@ -91,6 +91,14 @@ def test_other_attention_stays_with_vllm(built, change):
     assert layer.forward(None, x, x, x, cache(layer), object(), x) == "vLLM's"
 
 
+def test_a_step_that_is_not_causal_is_refused(built):
+    """It would catch a causal answer to it: the cache is in our order by then, so vLLM can't compute it."""
+    layer = built()
+    x = torch.zeros(1, layer.num_heads, layer.head_size)
+    with pytest.raises(RuntimeError, match=r"set ARMLLM_VLLM=-attention"):
+        layer.forward(None, x, x, x, cache(layer), types.SimpleNamespace(causal=False), x)
+
+
 def test_a_backend_with_other_metadata_stays_with_vllm(attention):
     """vLLM derives it for prompts whose tokens see each other both ways, as those of HRM-Text."""
     ours = attention.ArmllmAttentionBackend

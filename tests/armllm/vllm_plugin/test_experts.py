@@ -103,6 +103,18 @@ def test_a_compiled_step_asks_for_the_experts_that_its_layer_has_now(experts):
     check()
 
 
+def test_an_argument_that_ours_do_not_know_is_named(experts, monkeypatch):
+    """It would catch answers without what a newer vLLM asks for in a new argument."""
+
+    class Newer:
+        def apply(self, output, hidden_states, w1, *, topk_weights, scale_of_shared):
+            """Take what ours do not have."""
+
+    monkeypatch.setattr(experts, "CPUUnquantizedExperts", Newer)
+    with pytest.raises(TypeError, match=r"its CPUUnquantizedExperts.apply also takes scale_of_shared$"):
+        experts.register()
+
+
 def test_each_rank_has_the_part_of_its_experts(experts):
     """It would catch the experts of other ranks looked for in this one: vLLM gives the numbers of all."""
     gate_up, down = torch.randn(4, 128, 64), torch.randn(4, 64, 64)
