@@ -16,7 +16,7 @@ from armllm.checkpoint.tokenizer_limits import (
     check_tokenizer,
     is_library_error,
 )
-from armllm.checkpoint.word_pieces import has_word_pieces, read_word_pieces
+from armllm.checkpoint.word_pieces import has_word_pieces, normalize_as_bert, read_word_pieces
 from armllm.errors import CheckpointError, RequestError, first_line
 
 if TYPE_CHECKING:
@@ -59,10 +59,8 @@ class Tokenizer:
             self._tokenizer, self.settings = read_gguf_tokenizer(folder)
         else:
             self._tokenizer, self.settings = _read_folder(folder)
-            if _lowers(folder):
-                before = self._tokenizer.normalizer
-                lower = [tokenizers.normalizers.Lowercase(), *([] if before is None else [before])]
-                self._tokenizer.normalizer = tokenizers.normalizers.Sequence(lower)
+            if sentence_settings(folder)[1].get("do_lower_case"):
+                self._tokenizer.normalizer = _lowering(self._tokenizer.normalizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         vocabulary = check_tokenizer(self._tokenizer, folder)
@@ -238,9 +236,13 @@ def sentence_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
     return folder / SENTENCE_SETTINGS[0], {}
 
 
-def _lowers(folder: Path) -> bool:
-    """Whether sentence-transformers makes a text lower case before the tokenizer sees it."""
-    return bool(sentence_settings(folder)[1].get("do_lower_case"))
+def _lowering(before: Any) -> Any:
+    """``before`` behind lower case, where it has none: what sentence-transformers makes of do_lower_case."""
+    steps = [*before] if isinstance(before, tokenizers.normalizers.Sequence) else [before]  # type: ignore[misc]
+    if any(isinstance(step, tokenizers.normalizers.Lowercase) for step in steps):
+        return before
+    lower = [tokenizers.normalizers.Lowercase(), *(step for step in steps if step is not None)]
+    return tokenizers.normalizers.Sequence(lower)
 
 
 def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
@@ -264,5 +266,7 @@ def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
         raise CheckpointError(
             f"{path} is not a tokenizer that `tokenizers` reads: {first_line(error)}"
         ) from None
-    settings = folder / "tokenizer_config.json"
-    return tokenizer, read_object(settings) if settings.is_file() else {}
+    path = folder / "tokenizer_config.json"
+    settings = read_object(path) if path.is_file() else {}
+    normalize_as_bert(tokenizer, settings, folder)
+    return tokenizer, settings

@@ -211,3 +211,6 @@ def test_sentence_transformers_makes_a_text_lower_case_first(tokenizer_folder, t
     tokenizer_json["normalizer"] = {"type": "Prepend", "prepend": "X"}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json))
     assert Tokenizer(folder).encode("The FOX") == as_written.encode("Xthe fox")
+    lower = {"type": "Sequence", "normalizers": [tokenizer_json["normalizer"], {"type": "Lowercase"}]}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json | {"normalizer": lower}))
+    assert Tokenizer(folder).encode("The FOX") == as_written.encode("xthe fox")

@@ -1,4 +1,4 @@
-"""BERT's tokenizer from vocab.txt, as older repositories have it."""
+"""BERT's tokenizer: from vocab.txt, as older repositories have it; its normalizer beside tokenizer.json."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ VOCABULARY = "vocab.txt"
 CLASSES = tuple(
     f"{name}Tokenizer{fast}" for name in ("Bert", "DistilBert", "Electra") for fast in ("", "Fast")
 )
+# model_type of families for which transformers 5.24 has this tokenizer (models/auto/tokenization_auto.py)
+MODEL_TYPES = ("bert", "distilbert", "nomic_bert")
 SPECIAL = {
     "unk_token": "[UNK]",
     "sep_token": "[SEP]",
@@ -57,12 +59,7 @@ def read_word_pieces(folder: Path) -> tuple[Any, dict[str, Any]]:
         if special[name] not in vocabulary:
             raise CheckpointError(f"{path} has no {special[name]!r:.80}, which is the {name}")
     tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=special["unk_token"]))
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=bool(_flag(settings, "tokenize_chinese_chars", path, default=True)),
-        strip_accents=_flag(settings, "strip_accents", path, default=None),
-        lowercase=bool(_flag(settings, "do_lower_case", path, default=True)),
-    )
+    tokenizer.normalizer = _normalizer(settings, path)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.add_special_tokens(
@@ -75,6 +72,29 @@ def read_word_pieces(folder: Path) -> tuple[Any, dict[str, Any]]:
         special_tokens=[(begin, vocabulary[begin]), (end, vocabulary[end])],
     )
     return tokenizer, special | settings
+
+
+def normalize_as_bert(tokenizer: Any, settings: dict[str, Any], folder: Path) -> None:
+    """Let tokenizer_config.json decide on lower case and accents where BERT's class reads tokenizer.json.
+
+    The class takes the vocabulary of the file and makes a normalizer itself (transformers 5.24,
+    models/bert/tokenization_bert.py). So sentence-transformers 6.2 loses the Lowercase that it has saved.
+    """
+    path, kind = folder / "config.json", settings.get("tokenizer_class")
+    model_type = read_object(path).get("model_type") if path.is_file() else None
+    known = kind in CLASSES or (kind is None and model_type is not None)
+    if known and model_type in (None, *MODEL_TYPES) and isinstance(tokenizer.model, models.WordPiece):
+        tokenizer.normalizer = _normalizer(settings, folder / "tokenizer_config.json")
+
+
+def _normalizer(settings: dict[str, Any], path: Path) -> Any:
+    """What BERT's class makes of its options."""
+    return normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=bool(_flag(settings, "tokenize_chinese_chars", path, default=True)),
+        strip_accents=_flag(settings, "strip_accents", path, default=None),
+        lowercase=bool(_flag(settings, "do_lower_case", path, default=True)),
+    )
 
 
 def _vocabulary(path: Path) -> dict[str, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from transformers import BertTokenizer
+from tokenizers import normalizers
+from transformers import AutoTokenizer, BertTokenizer
 
 from armllm.errors import CheckpointError
 from armllm.tokenizer import Tokenizer
@@ -55,6 +56,33 @@ def test_tokens_are_those_of_transformers(folder, settings):
         token_ids, segment = ours.encode_pair(TEXTS[0], text)
         assert token_ids == expected["input_ids"]
         assert segment == expected["token_type_ids"].index(1)
+
+
+@pytest.mark.parametrize("model_type", [None, "bert", "distilbert", "nomic_bert", "modernbert"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tokenizer_class": "BertTokenizer", "do_lower_case": False},
+        {"tokenizer_class": "BertTokenizerFast", "do_lower_case": True, "strip_accents": False},
+        {"tokenizer_class": "DistilBertTokenizer"},
+        {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False},
+        {},
+    ],
+)
+def test_tokenizer_config_decides_on_lower_case_as_in_transformers(folder, model_type, settings):
+    """Catches what sentence-transformers saves for ``do_lower_case``: a Lowercase that nobody reads again."""
+    written = BertTokenizer(str(folder / "vocab.txt"), do_lower_case=False)
+    backend = written.backend_tokenizer
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), backend.normalizer])
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if model_type is not None:
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    elif not settings:
+        return  # transformers does not know the class
+    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs(text)["input_ids"]
 
 
 def test_a_cut_text_keeps_its_special_tokens(folder):
