@@ -9,6 +9,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from armllm.api.back_ends import back_end
 from armllm.api.missing import OF_LOADING, OF_REQUESTS, WithReasons, only_these
 from armllm.engine import logprobs
@@ -203,6 +205,7 @@ class LLMEngine(WithReasons):
             sequence.cut("abort")
         return [output for request in dropped if (output := report(request)) is not None]
 
+    @torch.inference_mode()
     def step(self, *, several: bool = False) -> list[RequestOutput]:
         """Run one step; return the outputs of the requests that advanced, each by its ``output_kind``.
 

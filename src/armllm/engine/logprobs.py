@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from armllm.outputs import Logprob
 
@@ -23,8 +22,7 @@ def raw_logprobs(logits: Tensor, params: Sequence[SamplingParams]) -> dict[int, 
     rows = [row for row, wanted in enumerate(params) if wanted.logprobs is not None]
     if not rows:
         return {}
-    with torch.inference_mode():
-        return dict(zip(rows, logits[rows].log_softmax(-1), strict=True))
+    return dict(zip(rows, logits[rows].log_softmax(-1), strict=True))
 
 
 def describe(logprobs: Tensor, token_id: int, count: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:

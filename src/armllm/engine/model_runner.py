@@ -221,10 +221,9 @@ class ModelRunner(Runner):
         """As `Runner`'s."""
         if isinstance(self._end, Pipeline) or (self._ranks is not None and not self._ranks.rank):
             self._copies += copies
-        with torch.inference_mode():
-            for source, target in copies:
-                for layer in self.model.recurrent_layers:
-                    layer.copy_state(source, target)
+        for source, target in copies:
+            for layer in self.model.recurrent_layers:
+                layer.copy_state(source, target)
 
     def computed_by(self) -> str:
         """The targets of our kernels."""
@@ -233,7 +232,7 @@ class ModelRunner(Runner):
     def _run_recorded(self, sequences: Sequences[Sequence]) -> Tensor | None:
         if self._end is not None or not self.decode.takes(sequences):
             return None
-        with torch.inference_mode(), torch_threads(few=self.own_products):
+        with torch_threads(few=self.own_products):
             if self._ranks is None:
                 return self.decode.run(sequences)
             with self._unless_interrupted(self._ranks):

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from armllm.engine.sentence_modules import (
@@ -27,11 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    import numpy.typing as npt
     from torch import Tensor
 
     from armllm.checkpoint.config import Classes, ModelConfig
     from armllm.models import Model, TokenModel
     from armllm.pooling_params import PoolingParams
+
+    Array = npt.NDArray[np.floating[Any]]
 
 CLASS_TASKS = ("classify", "score", "token_classify")
 TOKEN_TASKS = ("token_embed", "token_classify", "embed&token_classify")
@@ -142,7 +146,8 @@ class Pooling:
 class Pooler:
     """One vector, or one of each token, out of the final states of a prompt, which come chunk by chunk.
 
-    After a preemption they come from the first one again.
+    After a preemption they come from the first one again. What is on a few numbers is done by numpy: the
+    products have emptied the caches, and torch's way to a sum takes twice as long then.
     """
 
     def __init__(self, params: PoolingParams, pooling: Pooling, token_ids: Sequence[int]) -> None:
@@ -155,7 +160,7 @@ class Pooler:
         if params.task in TOKEN_TASKS:
             self._modes = ("all",) if params.task != "embed&token_classify" else ("all", *self._modes)
         self._cut_end(token_ids)
-        self.states: dict[str, Tensor] = {}
+        self.states: dict[str, Array] = {}
         self.count = 0
 
     def _cut_end(self, token_ids: Sequence[int]) -> None:
@@ -178,11 +183,12 @@ class Pooler:
     def read(self, first: int, hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> None:
         """Take ``hidden[rows, hidden_size]``, the states of the tokens from position ``first`` on."""
         del logits
-        for mode in self._modes:
-            before = self.states.get(mode) if first else None
-            if first < self._length:
-                self.states[mode] = _gather_states(mode, before, first, hidden[: self._length - first])
-        self.count = first + len(hidden)
+        states: Array = hidden.float().numpy()
+        if first < self._length:
+            for mode in self._modes:
+                before = self.states.get(mode) if first else None
+                self.states[mode] = _gather_states(mode, before, first, states[: self._length - first])
+        self.count = first + len(states)
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -197,51 +203,52 @@ class Pooler:
         if task == "token_classify":
             return [one.token_classes().tolist() for one in alike]
         modes = [mode for mode in self._modes if mode != "all"]
-        counts = torch.tensor([[one.count] for one in alike], dtype=torch.float32)
-        parts = [_finish(mode, torch.stack([one.states[mode] for one in alike]), counts) for mode in modes]
-        vectors = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        counts = np.array([[one.count] for one in alike])
+        parts = [_finish(mode, np.stack([one.states[mode] for one in alike]), counts) for mode in modes]
+        vectors = parts[0] if len(parts) == 1 else np.concatenate(parts, -1)
         found = self._embeddings(vectors) if self._pooling.classes is None else self._classes(vectors)
         if task == "embed&token_classify":
-            return [torch.cat([v, one.token_classes()]).tolist() for v, one in zip(found, alike, strict=True)]
+            return [[*v, *one.token_classes().tolist()] for v, one in zip(found.tolist(), alike, strict=True)]
         values: list[list[float]] = found.tolist()
         return values
 
-    def _embeddings(self, vectors: Tensor) -> Tensor:
+    def _embeddings(self, vectors: Array) -> Array:
         """Of ``vectors[..., width]``."""
-        return self._cut(project(self._pooling.projections, vectors))
+        if self._pooling.projections:
+            vectors = _by_torch(vectors, functools.partial(project, self._pooling.projections))
+        return self._cut(vectors)
 
-    def _cut(self, vectors: Tensor) -> Tensor:
+    def _cut(self, vectors: Array) -> Array:
         vectors = vectors[..., : self._dimensions]
         if self._params.normalize:
-            # torch.linalg's takes a third of the time of Tensor.norm
-            vectors = vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(1e-12)
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
         return vectors
 
-    def _classes(self, states: Tensor) -> Tensor:
+    def _classes(self, states: Array) -> Array:
         """Of ``states[R, hidden_size]``."""
         pooling = self._pooling
         assert pooling.classify is not None  # noqa: S101 - it comes with classes
         assert pooling.classes is not None  # noqa: S101 - checked before
         activation = pooling.classes.activation if self._params.normalize else "none"
-        return _activate(pooling.classify(states.to(pooling.dtype)), activation)
+        return _activate(_by_torch(states, pooling.classify, pooling.dtype), activation)
 
-    def token_vectors(self) -> Tensor:
+    def token_vectors(self) -> Array:
         states, model = self.states["all"], self._pooling.tokens
         if model is None:
             return self._embeddings(states)
-        vectors = self._cut(model.token_vectors(states.to(self._pooling.dtype)))
+        vectors = self._cut(_by_torch(states, model.token_vectors, self._pooling.dtype))
         return vectors[self._ends[0] == model.config.ends[0] :]
 
-    def token_classes(self) -> Tensor:
+    def token_classes(self) -> Array:
         states, model = self.states["all"], self._pooling.tokens
         if model is None:
             return self._classes(states)
-        weights = model.token_weights(states.to(self._pooling.dtype), positive=self._params.normalize)
+        weigh = functools.partial(model.token_weights, positive=self._params.normalize)
+        weights = _by_torch(states, weigh, self._pooling.dtype)
         begin, end = model.config.ends
         return weights[self._ends[0] == begin : len(weights) - (self._ends[1] == end)]
 
 
-@torch.inference_mode()
 def pooled_values(poolers: Sequence[Pooler]) -> list[list[float] | list[list[float]]]:
     """The embedding of each, of ``dimensions`` or the checkpoint's own number, or the probability of classes.
 
@@ -258,41 +265,49 @@ def pooled_values(poolers: Sequence[Pooler]) -> list[list[float] | list[list[flo
     return [found[index] for index in range(len(poolers))]
 
 
-def _gather_states(mode: str, before: Tensor | None, first: int, hidden: Tensor) -> Tensor:
-    """What ``mode`` keeps of the states so far, fp32 ``[hidden_size]``; ``before``: of earlier chunks.
+def _gather_states(mode: str, before: Array | None, first: int, states: Array) -> Array:
+    """What ``mode`` keeps of the states ``[tokens, hidden_size]`` so far; ``before``: of earlier chunks.
 
-    "all" keeps every one, ``[tokens, hidden_size]``.
+    It is ``[hidden_size]``, sums in float64. "all" keeps every one.
     """
     if mode == "all":
-        return hidden.float() if before is None else torch.cat([before, hidden.float()])
+        return states if before is None else np.concatenate([before, states])
     if mode == "cls":
-        return hidden[0].float() if before is None else before
+        return states[0] if before is None else before
     if mode == "last":
-        return hidden[-1].float()
+        last: Array = states[-1]
+        return last
     if mode == "max":
-        most = hidden.amax(0).float()
-        return most if before is None else torch.maximum(before, most)
+        most: Array = states.max(0)
+        return most if before is None else np.maximum(before, most)
     if mode == "weightedmean":
-        weights = torch.arange(first + 1, first + len(hidden) + 1, dtype=torch.float32)
-        total = weights @ hidden.float()
-    else:
-        total = hidden.sum(0, dtype=torch.float32)
+        states = states * np.arange(first + 1, first + len(states) + 1)[:, None]
+    total: Array = states.sum(0, dtype=np.float64)
     return total if before is None else before + total
 
 
-def _finish(mode: str, states: Tensor, counts: Tensor) -> Tensor:
-    """The pooled vectors ``[S, hidden_size]`` of texts that have ``counts[S, 1]`` tokens."""
+def _finish(mode: str, states: Array, counts: npt.NDArray[np.int64]) -> Array:
+    """The pooled vectors fp32 ``[S, hidden_size]`` of texts that have ``counts[S, 1]`` tokens."""
     if mode == "mean":
-        return states / counts
-    if mode == "mean_sqrt_len":
-        return states / counts.sqrt()
-    if mode == "weightedmean":  # weights are 1 to count
-        return states / (counts * (counts + 1) / 2)
-    return states
+        states = states / counts
+    elif mode == "mean_sqrt_len":
+        states = states / np.sqrt(counts)
+    elif mode == "weightedmean":  # weights are 1 to count
+        states = states / (counts * (counts + 1) / 2)
+    return states.astype(np.float32, copy=False)
 
 
-def _activate(scores: Tensor, activation: str) -> Tensor:
+def _by_torch(
+    states: Array, compute: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32
+) -> Array:
+    """What a part of the model makes of states."""
+    found: Array = compute(torch.from_numpy(states).to(dtype)).float().numpy()
+    return found
+
+
+def _activate(scores: Array, activation: str) -> Array:
     """Probabilities of the classes, or the scores themselves."""
     if activation == "none":
         return scores
-    return torch.sigmoid(scores) if activation == "sigmoid" else scores.softmax(-1)
+    softmax = functools.partial(torch.softmax, dim=-1)
+    return _by_torch(scores, torch.sigmoid if activation == "sigmoid" else softmax)

@@ -52,6 +52,8 @@ class Recording(NamedTuple):
 class RecordedTexts:
     """Runs steps of so many texts and tokens as there were before; ``refused`` says why it no longer tries.
 
+    What they return is valid until the next step.
+
     The second step of a kind is recorded: most kinds of larger steps never come again. When so many are held,
     replays must pay for another one: texts of too many lengths would only drive out each other's recordings.
     """
@@ -95,7 +97,7 @@ class RecordedTexts:
         self._credit = min(self._credit + 1, MOST_RECORDINGS * REPLAYS_FOR_ONE)
         for op in found.ops:
             op()
-        return found.result.clone()
+        return found.result
 
     def _places(self, key: Key) -> Places:
         sequences, tokens, rows = key
@@ -124,7 +126,7 @@ class RecordedTexts:
             return result
         recording = Recording(inputs, recorder.ops, recorder.constants, self.buffers.alias(result))
         _hold(self.recordings, key, recording, MOST_RECORDINGS)
-        return result.clone()
+        return recording.result
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

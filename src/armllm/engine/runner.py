@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import logging
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -105,6 +106,10 @@ class Runner(abc.ABC):
     _fits_cache = False
     _numbers: tuple[Tensor | None, npt.NDArray[np.float32] | None] = None, None  # the same logits twice
 
+    @functools.cached_property
+    def _no_logits(self) -> Tensor:
+        return torch.empty(0, self.model_config.vocab_size)
+
     @abc.abstractmethod
     def computed_by(self) -> str:
         """What computes, for people: a name and its versions or variants."""
@@ -202,7 +207,6 @@ class Runner(abc.ABC):
         recorded = self._run_recorded(sequences)
         return self.land(self.start(sequences), alone) if recorded is None else recorded
 
-    @torch.inference_mode()
     def start(self, sequences: Sequences[Sequence]) -> Flight:
         """Begin to compute the scheduled tokens; steps land in the order in which they are started."""
         releases = [sequence.num_releases for sequence in sequences]
@@ -213,7 +217,6 @@ class Runner(abc.ABC):
             result = self._begin(self._prepare(sequences, counts))
         return Flight(sequences=sequences, counts=counts, result=result, releases=releases)
 
-    @torch.inference_mode()
     def land(
         self,
         flight: Flight,
@@ -221,22 +224,24 @@ class Runner(abc.ABC):
     ) -> Tensor:
         """What `run` returns, of a step that was started: logits of its live sequences that sample."""
         hidden = flight.result()
-        live = set(flight.live())
-        ends = np.cumsum(flight.counts)
-        for sequence, count, end in zip(flight.sequences, flight.counts, ends, strict=True):
-            if count and sequence.reader is not None and sequence in live:
+        live, sampling, first_row = set(flight.live()), [], 0
+        for sequence, count in zip(flight.sequences, flight.counts, strict=True):
+            rows = slice(first_row, first_row + count)
+            first_row += count
+            if sequence not in live:
+                continue
+            if count and sequence.reader is not None:
                 first = sequence.num_computed_tokens + sequence.num_scheduled_tokens - count
+                own = hidden if count == len(hidden) else hidden[rows]
                 with alone(sequence):
-                    sequence.reader.read(first, hidden[end - count : end], self._compute)
+                    sequence.reader.read(first, own, self._compute)
+            if sequence.samples_next:
+                sampling.append((sequence, rows.stop - 1))
         # an error of a reader finishes all sequences of its request
-        sampling = [
-            end - 1
-            for sequence, end in zip(flight.sequences, ends.tolist(), strict=True)
-            if sequence in live and sequence.samples_next and not sequence.finished
-        ]
-        if not sampling:
-            return torch.empty(0, self.model_config.vocab_size)
-        return self._compute(hidden if len(sampling) == len(hidden) else hidden[sampling])
+        wanted = [row for sequence, row in sampling if not sequence.finished]
+        if not wanted:
+            return self._no_logits
+        return self._compute(hidden if len(wanted) == len(hidden) else hidden[wanted])
 
     def _begin(self, x: StepInput) -> Callable[[], Tensor]:
         """Begin to compute final hidden states, which what it returns will return."""
@@ -261,11 +266,9 @@ class Runner(abc.ABC):
             token_ids[query_start_loc[row] : ends[row]] = sequence.token_ids[
                 first : first + sequence.num_scheduled_tokens
             ]
-        seconds = np.array([_second_segment(sequence) for sequence in sequences])
-        slots = np.array([sequence.state_slot for sequence in sequences])
-        token_types = positions >= seconds[of_sequence]
         blocks = block_tables[of_sequence, positions // self.block_size].astype(np.int64)
         slot_mapping = blocks * self.block_size + positions % self.block_size
+        token_types = _token_types(sequences, positions, of_sequence)
         positions, pictures = _with_pictures(positions, sequences, query_start_loc)
         return StepInput(
             token_ids=torch.from_numpy(token_ids),
@@ -279,8 +282,8 @@ class Runner(abc.ABC):
                 block_tables=torch.from_numpy(block_tables),
                 query_start_loc=torch.from_numpy(query_start_loc),
                 seq_lens=torch.from_numpy((starts + counts).astype(np.int32)),
-                state_slots=torch.from_numpy(slots) if self.num_states else None,
-                token_types=torch.from_numpy(token_types.astype(np.int64)) if token_types.any() else None,
+                state_slots=torch.tensor([s.state_slot for s in sequences]) if self.num_states else None,
+                token_types=token_types,
             ),
             pictures=pictures,
         )
@@ -314,9 +317,15 @@ def _num_rows(sequence: Sequence) -> int:
     return sequence.num_scheduled_tokens if sequence.needs_every_token else int(sequence.reaches_end)
 
 
-def _second_segment(sequence: Sequence) -> int:
-    """Where the second text of a pair begins; where there is none, behind the end."""
-    return sequence.num_tokens if sequence.second_segment is None else sequence.second_segment
+def _token_types(
+    sequences: Sequences[Sequence], positions: npt.NDArray[np.int64], of_sequence: npt.NDArray[np.int64]
+) -> Tensor | None:
+    """1 for tokens of the second text of a pair, else 0; None if all are 0."""
+    if all(sequence.second_segment is None for sequence in sequences):
+        return None
+    seconds = np.array([s.num_tokens if s.second_segment is None else s.second_segment for s in sequences])
+    second = positions >= seconds[of_sequence]
+    return torch.from_numpy(second.astype(np.int64)) if second.any() else None
 
 
 def _last_rows(ends: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
