@@ -28,6 +28,8 @@ PREFIX = "base_model.model."
 OUTER = re.compile(r"(?:(?:model|backbone|language_model|decoder)\.)*")
 # Mixtral's router: as the hub has it, and as transformers 5 and so PEFT call it.
 STORED_ROUTER, ROUTER = "block_sparse_moe.gate", "mlp.gate"
+# The gates of LFM3's heads: as the hub has them, and as PEFT calls them. Both have AFMoE's by the first name.
+STORED_GATES, GATES = "self_attn.gate_proj", "self_attn.g_proj"
 LONGEST_NAME = 1000  # characters of a tensor's
 TENSOR = re.compile(r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_magnitude_vector(?:\.weight)?)")
 _numbers = itertools.count(1)
@@ -66,7 +68,7 @@ class Adapter:
 
 def plain_name(name: str) -> str:
     """A module's name without what classes of models put around their layers: ``layers.0.mlp.up_proj``."""
-    return OUTER.sub("", name, count=1).replace(STORED_ROUTER, ROUTER)
+    return OUTER.sub("", name, count=1).replace(STORED_ROUTER, ROUTER).replace(GATES, STORED_GATES)
 
 
 def read_adapter(
@@ -205,5 +207,6 @@ def _check_complete(
     outer = OUTER.match(first)[0]  # type: ignore[index]  # it matches nothing, too
     known = {plain_name(module) for module in found}
     for name in shapes:
-        if name not in known and config.is_target(outer + name):
+        spellings = {outer + name, outer + name.replace(STORED_GATES, GATES)}
+        if name not in known and any(map(config.is_target, spellings)):
             raise config.error(f"target_modules names {outer + name}, and {TENSORS} has no change of it")

@@ -31,6 +31,7 @@ FAMILIES = (
     "GPTNeoXForCausalLM",
     "GptOssForCausalLM",
     "InternLM3ForCausalLM",
+    "Lfm3ForCausalLM",
     "Llama4ForCausalLM",
     "MiniCPM3ForCausalLM",
     "NemotronHForCausalLM",
@@ -89,6 +90,17 @@ def test_adapters_as_peft_saves_them(tmp_path, architecture, changes, targets, n
     model = save_reference(tmp_path / "base", config, SEED)
     adapter = write_adapter(tmp_path / "adapter", model, targets, **named)
     check(tmp_path / "base", adapter, merge(model, adapter), config)
+
+
+def test_gates_that_an_adapter_lacks_are_named(tmp_path):
+    """LFM3's, which PEFT calls otherwise than the checkpoint does."""
+    model = save_reference(tmp_path / "base", random_config("Lfm3ForCausalLM", SEED), SEED)
+    adapter = write_adapter(tmp_path / "adapter", model, ("q_proj",), target_modules=["q_proj", "g_proj"])
+    llm = LLM(tmp_path / "base", dtype="float32", skip_tokenizer_init=True, enable_lora=True)
+    with pytest.raises(
+        CheckpointError, match=r"target_modules names .*gate_proj, and .* has no change of it"
+    ):
+        llm.generate([5], lora_request=LoRARequest("one", 1, str(adapter)), use_tqdm=False)
 
 
 def test_parameters_that_are_stored_transposed_are_refused(tmp_path):
