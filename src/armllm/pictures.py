@@ -38,6 +38,7 @@ MOST_BYTES = 20 << 20  # of a file
 MOST_PIXELS = 64_000_000  # of a picture, before it is made smaller
 MOST_PIXELS_TOGETHER = 4 * MOST_PIXELS  # of the pictures of a request
 MOST_SCANS = 64  # of a JPEG: each takes a few bytes, and as long as a whole picture
+MOST_RUNS = 4 << 20  # bytes and pixels of a BMP with run lengths, which Pillow reads by a loop in Python
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8"
 CPU_SECONDS = 20
 WALL_SECONDS = 300.0  # it has the lowest priority, and imports transformers first
@@ -285,6 +286,13 @@ def _check_parts(file: bytes) -> None:
         raise RequestError("a picture has more than one color profile")
 
 
+def _check_runs(image: Any, size: int) -> None:
+    """Refuse a BMP of so many bytes with too many run lengths."""
+    is_packed = image.format == "BMP" and image.info.get("compression") in (1, 2)  # RLE8, RLE4
+    if is_packed and max(size, image.width * image.height) > MOST_RUNS:
+        raise RequestError(f"a BMP with run lengths has more than {MOST_RUNS} bytes or pixels")
+
+
 def _prepare(setup: dict[str, Any]) -> tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]:
     """Why no picture can be read, empty if they can, and what reads one."""
     for module, package in (("PIL", "Pillow"), ("transformers", "transformers")):
@@ -359,6 +367,7 @@ def _open(question: dict[str, Any]) -> Any:
     _check_parts(file)
     image: Any = Image.open(io.BytesIO(file), formats=FORMATS)
     _check_pixels(image.width, image.height, question["most_pixels"])
+    _check_runs(image, len(file))
     return _opaque(ImageOps.exif_transpose(image))
 
 

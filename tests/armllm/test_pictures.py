@@ -102,6 +102,14 @@ def scans(count):
     return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * count + data[-2:]
 
 
+def runs(width, height, times):
+    """A BMP of 8 bits in run lengths: each pixel has as many runs, and each row ends by itself."""
+    body = (b"\x01\x05" * width * times + bytes(2)) * height + b"\x00\x01"
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(body), 0, 0, 256, 0)
+    start = 14 + len(header) + 4 * 256
+    return b"BM" + struct.pack("<IHHI", start + len(body), 0, 0, start) + header + bytes(4 * 256) + body
+
+
 ZEROS = zlib.compress(bytes(1 << 20))
 COSTLY = {
     "GIF of 30,000 frames": (lambda: animated("GIF", 30_000), None),
@@ -118,6 +126,9 @@ COSTLY = {
     ),
     "9000 packed texts": (lambda: with_chunks(chunk(b"zTXt", b"p\0\0" + ZEROS) * 9000), "can't be read"),
     "5000 scans": (lambda: scans(5000), "more than 64 scans"),
+    "3 million runs": (lambda: runs(72, 40, 1000), "BMP with run lengths has more than"),
+    "64 million pixels in 8000 rows": (lambda: runs(8000, 8000, 0), "BMP with run lengths has more than"),
+    "a run for each pixel": (lambda: runs(72, 40, 1), None),
 }
 
 
