@@ -37,7 +37,7 @@ ATTRIBUTES = {
     FusedMoEConfig: ("is_act_and_mul", "activation", "in_dtype", "swiglu_limit", "moe_parallel_config"),
     FusedMoEParallelConfig: ("enable_eplb",),
     CPUUnquantizedExperts: ("w1_bias", "w2_bias"),
-    UnquantizedFusedMoEMethod: ("experts_cls", "w13_weight", "w2_weight"),
+    UnquantizedFusedMoEMethod: ("experts_cls", "moe_kernel", "w13_weight", "w2_weight"),
 }
 # Arguments of vLLM's experts that ours need not have: ours have their own weights and memory, and no scales.
 UNUSED = frozenset(
@@ -86,6 +86,20 @@ def can_compute(moe: Any) -> bool:
     )
 
 
+class ShapeOnly(torch.nn.Parameter):
+    """A parameter in place of a weight that the kernels have in another order."""
+
+    def copy_(self, *_: Any, **__: Any) -> Any:
+        """Refuse numbers. vLLM loads a checkpoint again by ``data``, from which nothing is read."""
+        raise ValueError("armllm has experts in the order of its kernels: load them as a checkpoint has them")
+
+
+def _empty(weight: Tensor) -> Tensor:
+    """A tensor of the same shape that may be written, in the memory of a row and a column."""
+    few = weight.new_empty(sum(weight.shape) - weight.ndim + 1)
+    return few.as_strided(weight.shape, (1,) * weight.ndim)
+
+
 class ArmllmExperts(CPUUnquantizedExperts):  # type: ignore[misc]
     """The MLPs to which a router sent each token, weighted and added; vLLM's router, our products."""
 
@@ -97,12 +111,15 @@ class ArmllmExperts(CPUUnquantizedExperts):  # type: ignore[misc]
         number = next(NUMBERS)
         self.number = torch.tensor(number)
         self.experts = LAYERS[number] = kernels.join_experts(gate_up, down, *biases)
-        if isinstance(gate_up[0], kernels.PanelWeight):
+        in_panels = isinstance(gate_up[0], kernels.PanelWeight)
+        self.has_copies = in_panels or any(one is not None for one in biases)
+        if in_panels:
             # vLLM reads the shapes of the parameters, but not what is in them
             for name in ("w13_weight", "w2_weight"):
                 weight = getattr(layer, name)
-                empty = weight.data.new_empty(1).expand(weight.shape)
-                setattr(layer, name, torch.nn.Parameter(empty, requires_grad=False))
+                setattr(layer, name, ShapeOnly(_empty(weight.data), requires_grad=False))
+            # With it, a state that vLLM saves of this model is an error when it is loaded: it has no weights.
+            layer.armllm_experts = torch.nn.Parameter(self.number, requires_grad=False)
 
     def apply(
         self,
@@ -142,11 +159,20 @@ class ArmllmMoEMethod(UnquantizedFusedMoEMethod):  # type: ignore[misc]
     """
 
     experts_cls: type
+    moe_kernel: Any
 
     def __init__(self, moe: Any) -> None:
         super().__init__(moe)
         if issubclass(self.experts_cls, CPUUnquantizedExperts) and can_compute(moe):
             self.experts_cls = ArmllmExperts
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Let our experts copy other weights too: vLLM asks them for the first ones alone."""
+        is_first = self.moe_kernel is None
+        super().process_weights_after_loading(layer)
+        experts = getattr(self.moe_kernel, "fused_experts", None)
+        if not is_first and isinstance(experts, ArmllmExperts) and experts.has_copies:
+            experts.process_weights_after_loading(layer)
 
 
 def _check_others() -> None:
@@ -160,6 +186,7 @@ def register() -> None:
     """Let vLLM compute experts by our kernels."""
     _check_others()
     check_methods(ArmllmExperts, ("process_weights_after_loading", "apply"))
+    check_methods(ArmllmMoEMethod, ("process_weights_after_loading",))
     for kind, names in ATTRIBUTES.items():
         check_attributes(kind, names)
     UnquantizedFusedMoEMethod.register_oot(ArmllmMoEMethod, name=UnquantizedFusedMoEMethod.__name__)

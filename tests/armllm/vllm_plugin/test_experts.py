@@ -9,6 +9,8 @@ import pytest
 import torch
 from tests.armllm.vllm_plugin.own_vllm import plugin_module
 
+from armllm.layers.cpu import has_fast_panels
+
 FUSED = "vllm.model_executor.layers.fused_moe"
 MoEActivation = enum.Enum("MoEActivation", "SILU GELU GELU_TANH SWIGLUOAI")
 
@@ -20,6 +22,13 @@ class Experts:
 class Method:
     def __init__(self, moe):
         self.experts_cls = getattr(moe, "chosen", Experts)
+        self.moe_kernel = None
+
+    def process_weights_after_loading(self, layer):
+        """As vLLM: it asks the experts once, and later weights are for whom they concern."""
+        if self.moe_kernel is None:
+            self.moe_kernel = types.SimpleNamespace(fused_experts=self.experts_cls())
+            self.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +122,34 @@ def test_an_argument_that_ours_do_not_know_is_named(experts, monkeypatch):
     monkeypatch.setattr(experts, "CPUUnquantizedExperts", Newer)
     with pytest.raises(TypeError, match=r"its CPUUnquantizedExperts.apply also takes scale_of_shared$"):
         experts.register()
+
+
+@pytest.mark.skipif(not has_fast_panels(torch.float32), reason="this CPU takes weights as they are")
+def test_other_weights_are_those_of_a_checkpoint_or_refused(experts, monkeypatch):
+    """It would catch the old weights after vLLM's `reload_weights`, and numbers that nobody reads."""
+    monkeypatch.setattr(experts.ArmllmExperts, "w1_bias", None, raising=False)
+    monkeypatch.setattr(experts.ArmllmExperts, "w2_bias", None, raising=False)
+    method = experts.ArmllmMoEMethod(layer())
+    x, ids, shares = torch.randn(3, 64), torch.ones(3, 1, dtype=torch.int64), torch.ones(3, 1)
+
+    def load():
+        made = types.SimpleNamespace(w13_weight=torch.nn.Parameter(torch.randn(2, 128, 64)))
+        made.w2_weight = torch.nn.Parameter(torch.randn(2, 64, 64))
+        gate, up = made.w13_weight[1].chunk(2)
+        wanted = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ made.w2_weight[1].T
+        method.process_weights_after_loading(made)
+        out = torch.empty_like(x)
+        routed = {"topk_weights": shares, "topk_ids": ids, "activation": MoEActivation.SILU}
+        method.moe_kernel.fused_experts.apply(out, x, **routed)
+        torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-3)
+        return made.w13_weight
+
+    first, second = load(), load()
+    assert first.shape == (2, 128, 64)
+    assert first.untyped_storage().nbytes() < 1000
+    first.data.copy_(second)  # so vLLM keeps the address of a parameter
+    with pytest.raises(ValueError, match="load them as a checkpoint has them"):
+        first.copy_(torch.randn(2, 128, 64))
 
 
 def test_each_rank_has_the_part_of_its_experts(experts):
