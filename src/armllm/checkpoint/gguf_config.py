@@ -53,7 +53,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
     if architecture in FIRST_MODELS:
         values |= FIRST_MODELS[architecture](file, rotary_dim / head_dim)
     else:
-        values["rms_norm_eps"] = own("attention.layer_norm_rms_epsilon")
+        values["rms_norm_eps"] = file.required_value("attention.layer_norm_rms_epsilon")
         values["rope_theta"] = own("rope.freq_base", 10000.0)
         if rotary_dim != head_dim:
             values["partial_rotary_factor"] = rotary_dim / head_dim
@@ -89,14 +89,14 @@ def _gpt2(file: GGUFFile, turned: float) -> dict[str, Any]:
     del turned
     return {
         "n_inner": file.required("feed_forward_length"),
-        "layer_norm_epsilon": file.own("attention.layer_norm_epsilon"),
+        "layer_norm_epsilon": file.required_value("attention.layer_norm_epsilon"),
     }
 
 
 def _gpt_neox(file: GGUFFile, turned: float) -> dict[str, Any]:
     """GPT-NeoX's; the header does not say the activation, and config.json's default is the authors'."""
     return {
-        "layer_norm_eps": file.own("attention.layer_norm_epsilon"),
+        "layer_norm_eps": file.required_value("attention.layer_norm_epsilon"),
         "rotary_pct": turned,
         "rotary_emb_base": file.own("rope.freq_base", 10000.0),
         "use_parallel_residual": file.own("use_parallel_residual", True),
@@ -107,7 +107,7 @@ def _gpt_neox(file: GGUFFile, turned: float) -> dict[str, Any]:
 def _phi2(file: GGUFFile, turned: float) -> dict[str, Any]:
     """Phi-1's and 2's."""
     return {
-        "layer_norm_eps": file.own("attention.layer_norm_epsilon"),
+        "layer_norm_eps": file.required_value("attention.layer_norm_epsilon"),
         "partial_rotary_factor": turned,
         "rope_theta": file.own("rope.freq_base", 10000.0),
     }

@@ -48,7 +48,7 @@ def expert_fields(file: GGUFFile) -> dict[str, Any]:
     }
     fields = {
         "architectures": [ARCHITECTURES[file.architecture]],
-        "num_experts_per_tok": file.own("expert_used_count"),
+        "num_experts_per_tok": file.required("expert_used_count"),
         number.get(file.architecture, "num_experts"): count,
         "moe_intermediate_size" if by_size else "intermediate_size": size,
     }

@@ -97,6 +97,13 @@ class GGUFFile:
         self._asked.add(key)
         return self.get(f"{self.architecture}.{key}", default)
 
+    def required_value(self, key: str) -> Any:
+        """A value that the header must have under the architecture's name."""
+        value = self.own(key)
+        if value is None:
+            raise CheckpointError(f"{self.path}: {self.architecture}.{key} is missing")
+        return value
+
     def required(self, key: str) -> int:
         """A positive integer that the header must have under the architecture's name."""
         value = positive(self.own(key))

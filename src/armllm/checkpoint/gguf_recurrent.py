@@ -58,7 +58,7 @@ def lfm2_fields(file: GGUFFile) -> dict[str, Any]:
         "num_key_value_heads": _only_size(file, "attention.head_count_kv", counts)
         or file.own("attention.head_count"),
         "layer_types": ["full_attention" if count else "conv" for count in counts],
-        "norm_eps": file.own("attention.layer_norm_rms_epsilon"),
+        "norm_eps": file.required_value("attention.layer_norm_rms_epsilon"),
         "block_auto_adjust_ff_dim": False,  # feed_forward_length is what comes out
         "conv_L_cache": file.required("shortconv.l_cache"),
         "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in file.tensors),
@@ -82,7 +82,7 @@ def nemotron_h_fields(file: GGUFFile) -> dict[str, Any]:
         "num_key_value_heads": _only_size(file, "attention.head_count_kv", counts)
         or file.own("attention.head_count"),
         "intermediate_size": _only_size(file, "feed_forward_length", sizes),
-        "layer_norm_epsilon": file.own("attention.layer_norm_rms_epsilon"),
+        "layer_norm_epsilon": file.required_value("attention.layer_norm_rms_epsilon"),
         "mamba_num_heads": heads,
         "mamba_head_dim": head_dim,
         "n_groups": file.required("ssm.group_count"),

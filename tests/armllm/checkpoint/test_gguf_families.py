@@ -168,6 +168,9 @@ def test_keys_that_nobody_reads_are_refused(tmp_path, arch, key, value):
         ("nemotron_h", "ssm.group_count", "nemotron_h.ssm.group_count must be a positive integer"),
         ("nemotron_h", "feed_forward_length", "feed_forward_length must have a number for each layer"),
         ("nemotron_h", "attention.head_count_kv", "head_count_kv must have a number for each layer"),
+        ("nemotron_h_moe", "expert_used_count", "expert_used_count must be a positive integer"),
+        ("nemotron_h", "attention.layer_norm_rms_epsilon", "attention.layer_norm_rms_epsilon is missing"),
+        ("gpt2", "attention.layer_norm_epsilon", "gpt2.attention.layer_norm_epsilon is missing"),
         ("lfm2", "shortconv.l_cache", "lfm2.shortconv.l_cache must be a positive integer"),
     ],
 )
