@@ -30,8 +30,10 @@ REDIRECTS = (301, 302, 303, 307, 308)
 CHUNK = 64 << 10
 THREADS = 8  # pictures that are fetched at once
 LONGEST_ADDRESS = 2048
-# Networks with addresses of IPv4 in them, behind which anything may be.
-TRANSLATED = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
+# IANA gives out addresses of IPv6 that everybody may reach from one network ("IPv6 Address Space"). In two
+# parts of it they have addresses of IPv4 in them, behind which anything may be.
+GLOBAL = ipaddress.IPv6Network("2000::/3")
+TRANSLATED = tuple(map(ipaddress.IPv6Network, ("2002::/16", "2001::/32")))
 
 
 class Fetcher:
@@ -129,7 +131,7 @@ def is_public(address: str) -> bool:
     if isinstance(found, ipaddress.IPv6Address):
         if found.ipv4_mapped is not None:
             return is_public(str(found.ipv4_mapped))
-        if any(found in network for network in TRANSLATED):
+        if found not in GLOBAL or any(found in network for network in TRANSLATED):
             return False
     return found.is_global and not found.is_multicast
 

@@ -122,6 +122,10 @@ def test_a_model_of_text_refuses_pictures(served):
         ("::ffff:93.184.216.34", True),
         ("64:ff9b::a00:1", False),
         ("2002:7f00:1::", False),
+        ("::127.0.0.1", False),
+        ("::ffff:0:127.0.0.1", False),
+        ("fec0::1", False),
+        ("5f00::1", False),
     ],
 )
 def test_only_public_addresses_are_asked(address, public):
