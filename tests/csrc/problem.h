@@ -30,23 +30,64 @@ struct Case {
   bool bidirectional = false;
 };
 
-// Numbers as the kernel sees them: dequantized where the cache is int8.
+// Numbers as the kernel sees them. Of an int8 cache also their integers, which are the numbers where
+// `rounded`.
 struct HeadVector {
   std::vector<double> x;
-  double scale;      // int8: of the integers; else 0
-  double magnitude;  // sum of |x|
+  QuantizedVector quantized;  // int8; else of scale 0
+  double scale, magnitude;    // of the integers; sum of |x|
+  bool rounded;
 };
 template <class T>
-HeadVector seen_as(const T* x, int64_t n, bool rounded) {
-  HeadVector v{std::vector<double>(static_cast<size_t>(n)), 0, 0};
-  const QuantizedVector quantized = quantize_vector(x, n);
-  v.scale = static_cast<double>(quantized.scale);
+HeadVector seen_as(const T* x, int64_t n, bool int8, bool rounded) {
+  HeadVector v{std::vector<double>(static_cast<size_t>(n)), {0, {}}, 0, 0, rounded};
+  if (int8) v.quantized = quantize_vector(x, n);
+  v.scale = static_cast<double>(v.quantized.scale);
   for (int64_t i = 0; i < n; ++i) {
     const auto at = static_cast<size_t>(i);
-    v.x[at] = rounded ? v.scale * quantized.q[at] : to_double(x[i]);
+    v.x[at] = rounded ? v.scale * v.quantized.q[at] : to_double(x[i]);
     v.magnitude += fabs(v.x[at]);
   }
   return v;
+}
+
+// The sum of the products, and that of their magnitudes. By integers where these are the numbers: emulators
+// are slow at others.
+struct Products {
+  double sum, magnitude;
+};
+inline Products multiply(const HeadVector& a, const HeadVector& b) {
+  if (a.rounded) {
+    int32_t sum = 0, magnitude = 0;
+    for (size_t d = 0; d < a.x.size(); ++d) {
+      const int32_t product = a.quantized.q[d] * b.quantized.q[d];
+      sum += product;
+      magnitude += abs(product);
+    }
+    return {sum * a.scale * b.scale, magnitude * a.scale * b.scale};
+  }
+  double sum = 0, magnitude = 0;
+  for (size_t d = 0; d < a.x.size(); ++d) {
+    const double product = a.x[d] * b.x[d];
+    sum += product;
+    magnitude += fabs(product);
+  }
+  return {sum, magnitude};
+}
+
+// For each place, the sums of |integer| of all vectors before; of numbers before they were rounded half an
+// integer more. Those that are not finite count nothing.
+inline std::vector<double> sum_integers(const std::vector<HeadVector>& vectors, int64_t together,
+                                        int64_t width) {
+  std::vector<double> sums(static_cast<size_t>(together * width), 0.0);
+  for (const HeadVector& v : vectors) {
+    for (size_t d = 0; d < v.x.size(); ++d) {
+      const double before = sums[sums.size() - static_cast<size_t>(together * width)];
+      const double more = v.rounded ? abs(v.quantized.q[d]) : fabs(v.x[d]) / v.scale + 0.5;
+      sums.push_back(before + (v.scale > 0 ? more : 0));
+    }
+  }
+  return sums;
 }
 
 template <class T>
@@ -259,15 +300,16 @@ void Problem<T>::compare(Result& result, bool rounded) const {
            : rounded ? ", int8"
                      : ", int8 against the exact numbers");
   int64_t token = 0;
-  std::vector<double> logits, value(static_cast<size_t>(head_dim)), magnitude(static_cast<size_t>(head_dim)),
-      integers(static_cast<size_t>(head_dim));
+  std::vector<double> logits, value(static_cast<size_t>(head_dim)), magnitude(static_cast<size_t>(head_dim));
   for (size_t s = 0; s < shape.sequences.size(); ++s) {
     const Sequence& sequence = shape.sequences[s];
     std::vector<HeadVector> all_keys, all_values;  // [length, kv_heads]
     for (int64_t i = 0; i < sequence.length * shape.kv_heads && sequence.queries > 0; ++i) {
-      all_keys.push_back(seen_as(keys[s].data() + i * head_dim, head_dim, rounded));
-      all_values.push_back(seen_as(values[s].data() + i * head_dim, head_dim, rounded));
+      all_keys.push_back(seen_as(keys[s].data() + i * head_dim, head_dim, int8, rounded));
+      all_values.push_back(seen_as(values[s].data() + i * head_dim, head_dim, int8, rounded));
     }
+    const std::vector<double> integers =
+        int8 ? sum_integers(all_values, shape.kv_heads, head_dim) : std::vector<double>();
     for (int64_t q = 0; q < sequence.queries; ++q, ++token) {
       if (is_poisoned(sequence) && (q == sequence.queries - 1 || (q == 0 && first_seen(sequence) >= 0))) {
         continue;
@@ -275,19 +317,15 @@ void Problem<T>::compare(Result& result, bool rounded) const {
       const int64_t position = sequence.length - sequence.queries + q;
       const int64_t begin = first_key(position + 1), end = end_of_keys(position, sequence.length);
       for (int64_t h = 0; h < shape.query_heads; ++h) {
-        const HeadVector x = seen_as(&query[token * query_token_stride + h * head_dim], head_dim, rounded);
+        const HeadVector x =
+            seen_as(&query[token * query_token_stride + h * head_dim], head_dim, int8, rounded);
         const auto at = [&](int64_t t) { return static_cast<size_t>(t * shape.kv_heads + h / group); };
         logits.clear();
         double largest = -INFINITY, spread = 0, rounding = 0;
         for (int64_t t = begin; t < end; ++t) {
           const HeadVector& k = all_keys[at(t)];
-          double sum = 0, absolute = 0;
-          for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d) {
-            const double product = x.x[d] * k.x[d];
-            sum += product;
-            absolute += fabs(product);
-          }
-          double logit = sum * static_cast<double>(scale);
+          const Products products = multiply(x, k);
+          double logit = products.sum * static_cast<double>(scale);
           if (shape.soft_cap > 0) {
             const auto cap = static_cast<double>(shape.soft_cap);
             logit = cap * ::tanh(logit / cap);
@@ -295,7 +333,7 @@ void Problem<T>::compare(Result& result, bool rounded) const {
           if (shape.alibi) logit += static_cast<double>(slopes[h]) * static_cast<double>(t - position);
           logits.push_back(logit);
           largest = std::max(largest, logit);
-          spread = std::max(spread, absolute * static_cast<double>(scale));
+          spread = std::max(spread, products.magnitude * static_cast<double>(scale));
           rounding = std::max(rounding, (k.scale * x.magnitude + x.scale * k.magnitude +
                                          static_cast<double>(head_dim) * x.scale * k.scale / 2) /
                                             2 * static_cast<double>(scale));
@@ -320,7 +358,6 @@ void Problem<T>::compare(Result& result, bool rounded) const {
         }
         std::fill(value.begin(), value.end(), 0.0);
         std::fill(magnitude.begin(), magnitude.end(), 0.0);
-        std::fill(integers.begin(), integers.end(), 0.0);
         double largest_weight = 0, value_rounding = 0;
         for (int64_t t = begin; t < end; ++t) {
           const HeadVector& v = all_values[at(t)];
@@ -332,7 +369,6 @@ void Problem<T>::compare(Result& result, bool rounded) const {
             const double product = weight * v.x[d];
             value[d] += product;
             magnitude[d] += fabs(product);
-            if (v.scale > 0) integers[d] += fabs(v.x[d]) / v.scale + (rounded ? 0 : 0.5);
           }
         }
         const double splits = n / 512 + (shape.sinks ? 2 : 0);
@@ -348,7 +384,9 @@ void Problem<T>::compare(Result& result, bool rounded) const {
                          fabs(expected) * Type<T>::kRound * 1.01 + Type<T>::kTiny;
           if (int8) {
             const double part = std::max(largest_weight * 0.51 / (127 * 128), 0x1p-110);
-            bound += integers[static_cast<size_t>(d)] * part * exp(2 * logit_error) / total;
+            const auto column = static_cast<size_t>(d), width = static_cast<size_t>(head_dim);
+            const double sum = integers[at(end) * width + column] - integers[at(begin) * width + column];
+            bound += sum * part * exp(2 * logit_error) / total;
             if (!rounded) bound += value_rounding * (1 + 2 * weight_error) / total;
             bound *= 1 + Type<T>::kRound;
           }
