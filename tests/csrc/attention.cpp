@@ -20,7 +20,7 @@ const std::vector<Case>& cases() {
       {14, 2, 64, 16, {{513, 1}, {512, 3}, {511, 2}, {1025, 1}}},
       {7, 7, 24, 128, {{129, 5}, {140, 140}}},
       {32, 8, 128, 16, {{90, 1}, {47, 12}}},
-      {5, 1, 40, 32, {{530, 9}}},
+      {5, 1, 40, 32, {{530, 20}}},
       {3, 3, 96, 16, {{71, 40}, {96, 1}, {97, 1}}},
       {16, 4, 112, 32, {{34, 3}, {190, 1}}},
       {4, 1, 192, 64, {{66, 66}}},
@@ -33,7 +33,7 @@ const std::vector<Case>& cases() {
       // Sliding windows: shorter than a block, one key, past a split, longer than the sequence.
       {4, 2, 64, 16, {{50, 50}, {33, 1}, {90, 3}}, 1.0f, 1.0f, 7},
       {3, 1, 40, 32, {{45, 45}}, 1.0f, 1.0f, 1},
-      {2, 1, 32, 16, {{1200, 12}, {1100, 1}}, 1.0f, 1.0f, 520},
+      {2, 1, 32, 16, {{1200, 40}, {1100, 1}}, 1.0f, 1.0f, 520},
       {2, 1, 32, 16, {{100, 10}}, 1.0f, 1.0f, 100000},
       // Soft caps, ALiBi and sinks, alone and together.
       {4, 2, 64, 16, {{80, 20}, {17, 1}}, 9.0f, 1.0f, INT64_MAX, 5.0f},
@@ -46,7 +46,7 @@ const std::vector<Case>& cases() {
       // Chunks: shorter than a block, one key, past a split, longer than the sequence.
       {4, 2, 64, 16, {{50, 50}, {33, 1}, {90, 3}}, 1.0f, 1.0f, INT64_MAX, 0.0f, false, false, false, 7},
       {3, 1, 40, 32, {{45, 45}}, 1.0f, 1.0f, INT64_MAX, 0.0f, false, false, true, 1},
-      {2, 1, 32, 16, {{1200, 12}, {1041, 1}}, 1.0f, 1.0f, INT64_MAX, 5.0f, true, true, false, 520},
+      {2, 1, 32, 16, {{1200, 40}, {1041, 1}}, 1.0f, 1.0f, INT64_MAX, 5.0f, true, true, false, 520},
       {2, 1, 32, 16, {{100, 10}}, 1.0f, 1.0f, INT64_MAX, 0.0f, false, false, false, 100000},
       // Both sides: whole sequences, past a split, the last tokens only, windows.
       {4, 4, 32, 16, {{40, 40}, {1, 1}, {17, 17}}, 1.0f, 1.0f, INT64_MAX, 0.0f, false, false, false, 0, true},
@@ -140,7 +140,7 @@ Result test_thread_counts(uint64_t seed) {
   Result result;
   const Case few_long{4, 1, 64, 16, {{3000, 1}, {1500, 2}}};
   const Case window{4, 1, 32, 16, {{1800, 1}, {700, 2}}, 1.0f, 1.0f, 1000, 9.0f, true, true};
-  const Case many{8, 2, 64, 32, {{700, 1}, {40, 40}, {513, 4}, {40, 1}, {1, 1}, {600, 6}}};
+  const Case many{8, 2, 64, 32, {{700, 1}, {40, 40}, {513, 4}, {40, 1}, {1, 1}, {600, 20}}};
   for (const Case& c : {few_long, many, window}) {
     compare_thread_counts<float>(result, c, seed);
     compare_thread_counts<float16>(result, c, seed);
