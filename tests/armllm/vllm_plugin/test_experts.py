@@ -53,6 +53,16 @@ def no_guards(entries):
     return [False] * len(entries)
 
 
+def mixture(x, expert):
+    """New weights of two experts, and what one of them makes of ``x[tokens, 64]``."""
+    weights = types.SimpleNamespace(
+        w13_weight=torch.nn.Parameter(torch.randn(2, 128, 64)),
+        w2_weight=torch.nn.Parameter(torch.randn(2, 64, 64)),
+    )
+    gate, up = weights.w13_weight[expert].chunk(2)
+    return weights, (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ weights.w2_weight[expert].T
+
+
 def layer(**change):
     values = {
         "is_act_and_mul": True,
@@ -99,10 +109,7 @@ def test_a_compiled_step_asks_for_the_experts_that_its_layer_has_now(experts):
     step = torch.compile(method.apply, backend="eager", fullgraph=True, options=options)
 
     def check():
-        weights = types.SimpleNamespace(w13_weight=torch.nn.Parameter(torch.randn(2, 128, 64)))
-        weights.w2_weight = torch.nn.Parameter(torch.randn(2, 64, 64))
-        gate, up = weights.w13_weight[0].chunk(2)
-        wanted = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ weights.w2_weight[0].T
+        weights, wanted = mixture(x, 0)
         method.process_weights_after_loading(weights)
         out = torch.empty_like(x)
         step(out, x, topk_weights=shares, topk_ids=ids, activation=MoEActivation.SILU)
@@ -133,16 +140,13 @@ def test_other_weights_are_those_of_a_checkpoint_or_refused(experts, monkeypatch
     x, ids, shares = torch.randn(3, 64), torch.ones(3, 1, dtype=torch.int64), torch.ones(3, 1)
 
     def load():
-        made = types.SimpleNamespace(w13_weight=torch.nn.Parameter(torch.randn(2, 128, 64)))
-        made.w2_weight = torch.nn.Parameter(torch.randn(2, 64, 64))
-        gate, up = made.w13_weight[1].chunk(2)
-        wanted = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ made.w2_weight[1].T
-        method.process_weights_after_loading(made)
+        weights, wanted = mixture(x, 1)
+        method.process_weights_after_loading(weights)
         out = torch.empty_like(x)
         routed = {"topk_weights": shares, "topk_ids": ids, "activation": MoEActivation.SILU}
         method.moe_kernel.fused_experts.apply(out, x, **routed)
         torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-3)
-        return made.w13_weight
+        return weights.w13_weight
 
     first, second = load(), load()
     assert first.shape == (2, 128, 64)
