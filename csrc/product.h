@@ -35,24 +35,25 @@ class ProductItems {
         tiles_(kernel.tiles(shape, rows)) {
     constexpr int64_t kBlockBytes = 256 * 1024, kRowsBytes = 1536 * 1024, kTogetherBytes = 512 * 1024;
     const int64_t bytes = std::max<int64_t>(1, kernel.panel_bytes(shape));
-    block_ = std::max<int64_t>(1, ceil_div(panels_, wanted));
+    int64_t block = std::max<int64_t>(1, ceil_div(panels_, wanted));
     if (tiles_ > 1) {  // a single one reads every panel once
       const int64_t together = std::min(kernel.panels_of_tile, std::max<int64_t>(2, kTogetherBytes / bytes));
-      block_ = std::min(block_, std::max(together, kBlockBytes / bytes / together * together));
-      const int64_t whole = ceil_div(block_, together) * together;
-      if (ceil_div(panels_, whole) * tiles_ >= wanted) block_ = whole;
+      block = std::min(block, std::max(together, kBlockBytes / bytes / together * together));
+      const int64_t whole = ceil_div(block, together) * together;
+      if (ceil_div(panels_, whole) * tiles_ >= wanted) {
+        block = whole;
+        together_ = together;
+      }
     }
-    blocks_ = ceil_div(panels_, block_);
+    blocks_ = ceil_div(panels_, block);
     const int64_t for_threads = ceil_div(wanted, std::max<int64_t>(1, blocks_));
     // A kernel that decodes panels into its scratch memory does so for each block of rows.
     const int64_t for_cache = kernel.decoded_bytes(shape, rows) != 0
                                   ? 1
                                   : ceil_div(kernel.activation_bytes(shape, rows), kRowsBytes);
-    const int64_t row_blocks = std::max<int64_t>(1, std::min(tiles_, std::max(for_threads, for_cache)));
-    tiles_each_ = ceil_div(tiles_, row_blocks);
-    count_ = blocks_ * row_blocks;
+    row_blocks_ = std::max<int64_t>(1, std::min(tiles_, std::max(for_threads, for_cache)));
   }
-  int64_t count() const { return count_; }
+  int64_t count() const { return blocks_ * row_blocks_; }
   // `scratch`: of the thread that calls, or null.
   void run(const MatmulArgs& args, int64_t item, void* scratch) const {
     run(args, item, scratch, kernel_->multiply);
@@ -61,15 +62,22 @@ class ProductItems {
   template <class Multiply>
   void run(MatmulArgs args, int64_t item, void* scratch, const Multiply& multiply) const {
     args.scratch = scratch;
-    const int64_t panel = item % blocks_ * block_, tile = item / blocks_ * tiles_each_;
-    if (tile < tiles_) {
-      multiply(args, tile, std::min(tiles_, tile + tiles_each_), panel, std::min(panels_, panel + block_));
-    }
+    const int64_t block = item % blocks_, rows = item / blocks_;
+    multiply(args, begin(rows, row_blocks_, tiles_), begin(rows + 1, row_blocks_, tiles_), first_panel(block),
+             first_panel(block + 1));
   }
 
  private:
+  // Where a block begins if `blocks` share `count`: the larger ones come first, so that the last are short.
+  static int64_t begin(int64_t block, int64_t blocks, int64_t count) {
+    return count / blocks * block + std::min(block, count % blocks);
+  }
+  int64_t first_panel(int64_t block) const {
+    return std::min(panels_, begin(block, blocks_, ceil_div(panels_, together_)) * together_);
+  }
+
   const MatmulKernel* kernel_;
-  int64_t panels_, tiles_, block_, blocks_, tiles_each_, count_;
+  int64_t panels_, tiles_, together_ = 1, blocks_, row_blocks_;
 };
 
 }  // namespace armllm

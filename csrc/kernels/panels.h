@@ -11,7 +11,7 @@ namespace panels {
 
 inline constexpr int64_t kColumns = kPanelColumns;
 inline constexpr int kVectors = kColumns / kLanes;
-inline constexpr int kTileRows = kLanes == 1 ? 1 : kLanes == 4 ? 4 : kLanes == 8 ? 5 : 6;
+inline constexpr int kTileRows = kLanes == 1 ? 1 : kLanes == 4 ? 4 : kLanes == 8 ? 5 : 12;
 // Sums in registers: enough to hide the latency of an addition, and that leave room for weights and rows.
 inline constexpr int kSums = kLanes == 8 ? 10 : kLanes == 4 ? 16 : 24;
 inline constexpr int64_t kPanelsOfTile = kSums / (kTileRows * kVectors);
@@ -76,6 +76,60 @@ ARMLLM_INLINE void add_products(const T* w, int64_t panel, const Quad (&four)[ro
   }
 }
 
+// One of a panel's vectors of weights for the first or second of two elements of in_features.
+template <int which, class T>
+ARMLLM_INLINE Vf load_one(const T* w, int vector) {
+  return load(w + which * kColumns + vector * kLanes);
+}
+template <int which>
+ARMLLM_INLINE Vf load_one(const bfloat16* w, int vector) {
+  Vf even, odd;
+  load_pairs(w + 2 * vector * kLanes, even, odd);
+  return which == 0 ? even : odd;
+}
+
+// By element `lane` of each row's four; w: of this one and its neighbour. Of weights and activations, the
+// fewer stay in registers beside the sums.
+template <int lane, class T, int rows, int count>
+ARMLLM_INLINE void add_element(const T* w, int64_t panel, const Quad (&four)[rows],
+                               Vf (&sums)[count][rows][kVectors]) {
+  constexpr int kAll = count * kVectors;
+  if constexpr (kAll <= rows) {
+    Vf weights[kAll];
+    ARMLLM_UNROLL for (int i = 0; i < kAll; ++i)
+      weights[i] = load_one<lane % 2>(w + i / kVectors * panel, i % kVectors);
+    ARMLLM_UNROLL for (int r = 0; r < rows; ++r) {
+      ARMLLM_UNROLL for (int i = 0; i < kAll; ++i) {
+        Vf& sum = sums[i / kVectors][r][i % kVectors];
+        sum = fma_lane<lane>(weights[i], four[r], sum);
+      }
+    }
+  } else {
+    ARMLLM_UNROLL for (int i = 0; i < kAll; ++i) {
+      const Vf weights = load_one<lane % 2>(w + i / kVectors * panel, i % kVectors);
+      ARMLLM_UNROLL for (int r = 0; r < rows; ++r) {
+        Vf& sum = sums[i / kVectors][r][i % kVectors];
+        sum = fma_lane<lane>(weights, four[r], sum);
+      }
+    }
+  }
+}
+
+// By all four elements.
+template <class T, int rows, int count>
+ARMLLM_INLINE void add_four(const T* w, int64_t panel, const Quad (&four)[rows],
+                            Vf (&sums)[count][rows][kVectors]) {
+  if constexpr (kLanes == 16) {  // GCC loads the weights of several elements ahead, and keeps sums in memory
+    add_element<0>(w, panel, four, sums);
+    add_element<1>(later(w), panel, four, sums);
+    add_element<2>(later(w + 2 * kColumns), panel, four, sums);
+    add_element<3>(later(w + 2 * kColumns), panel, four, sums);
+  } else {
+    add_products<0>(w, panel, four, sums);
+    add_products<2>(w + 2 * kColumns, panel, four, sums);
+  }
+}
+
 // The sums of whole panels become results: dense::put_sums from registers.
 template <class T, int count, int rows>
 ARMLLM_INLINE void put_whole(const MatmulArgs& a, int64_t first_row, int64_t column,
@@ -107,8 +161,7 @@ ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_
     Quad four[rows];
     ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
       four[r] = load_quad(x + r * stride + k);
-    add_products<0>(w, panel, four, sums);
-    add_products<2>(w + 2 * kColumns, panel, four, sums);
+    add_four(w, panel, four, sums);
   }
   const int64_t column = first_panel * kColumns, there = a.shape.out_features - column;
   if (there >= count * kColumns && !a.float_rows) return put_whole<T>(a, first_row, column, sums);
@@ -139,7 +192,9 @@ ARMLLM_INLINE void tile_by_all(const MatmulArgs& a, int64_t first_row, int64_t r
     if (rows < most) return tile_by_all<T, most - 1, fetches>(a, first_row, rows, begin, end, w, ahead);
   }
   constexpr int kMost = 8, kFits = kSums / (most * kVectors);
-  constexpr int kCount = kFits < 1 ? 1 : kFits < kMost ? kFits : kMost;
+  constexpr int kTogether = static_cast<int>(kPanelsOfTile);
+  constexpr int kWhole = kFits < kMost ? kFits / kTogether * kTogether : kMost;
+  constexpr int kCount = kWhole < 1 ? 1 : kWhole;
   tile_by_counts<T, most, kCount, fetches>(a, first_row, begin, end, w, ahead);
 }
 

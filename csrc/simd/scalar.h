@@ -241,6 +241,13 @@ ARMLLM_INLINE Vf fma_lane(Vf a, Quad q, Vf c) {
   return fma(a, splat(q[i]), c);
 }
 
+// The same address; nothing is loaded from it before what comes before.
+template <class T>
+ARMLLM_INLINE const T* later(const T* p) {
+  asm volatile("" : "+r"(p));
+  return p;
+}
+
 #include "simd/partial.h"
 #include "simd/some.h"
 #include "simd/many.h"

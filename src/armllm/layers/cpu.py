@@ -1,14 +1,13 @@
 """Which products this CPU is good at.
 
 `kernels.linear` is faster than torch's with AMX, on AArch64, in 16 bits on a CPU for which torch's oneDNN has
-no instructions, and in fp32 on a CPU with AVX2 that is not Intel's.
+no instructions, and in fp32 on a CPU with AVX2.
 """
 
 from __future__ import annotations
 
 import functools
 import platform
-from pathlib import Path
 
 import torch
 
@@ -48,10 +47,7 @@ def has_fast_kernel(dtype: torch.dtype) -> bool:
 def has_fast_panels(dtype: torch.dtype) -> bool:
     """Whether `kernels.linear` beats torch's products in this dtype with weights in panels."""
     if dtype is torch.float32:
-        # Torch's products on x86 are MKL's, which is made for Intel's CPUs.
-        if platform.machine() == "aarch64":
-            return True
-        return _target("panel_matmul_f32") in {"avx2", "avx512"} and not _is_intel()
+        return platform.machine() == "aarch64" or _target("panel_matmul_f32") in {"avx2", "avx512"}
     if dtype is not torch.bfloat16:
         return False
     target = _target("panel_matmul_bf16")
@@ -62,10 +58,6 @@ def has_fast_panels(dtype: torch.dtype) -> bool:
 def _target(op: str) -> str | None:
     entry = kernels.report().get(op)  # plain torch has no op of this name
     return None if entry is None else entry["target"]
-
-
-def _is_intel() -> bool:
-    return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
 
 
 @functools.cache
