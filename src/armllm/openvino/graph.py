@@ -84,6 +84,8 @@ class Graph:
         if precision.dtype is None and ends_the_process(num_threads, usual):
             logger.warning("computing in float32: OpenVINO cannot in %s with one thread (AMX)", usual)
             precision = precision.in_float32()
+        if usual == NAMES[torch.float32]:  # the CPU has products in no other type
+            _check_computes(precision, torch.float32)
         wanted = usual if precision.dtype is None else NAMES[precision.dtype]
         if ends_the_process(num_threads, wanted):
             raise RequestError(
@@ -97,10 +99,7 @@ class Graph:
         self._properties = {"INFERENCE_NUM_THREADS": num_threads, **precision.properties()}
         self._model = self._compile(model)
         self.dtype = TYPES[self._model.get_property("INFERENCE_PRECISION_HINT").get_type_name()]
-        if precision.dtype not in (None, self.dtype):
-            raise RequestError(
-                f"dtype {_name(precision.dtype)}: OpenVINO computes in {_name(self.dtype)} on this CPU"
-            )
+        _check_computes(precision, self.dtype)
         self._caches = [port for port in self._model.inputs if _is_cache(port.any_name)]
         self.num_layers = len(self._caches) // 2
         with _refusing(path, "its shapes are not those of a text model"):
@@ -315,6 +314,13 @@ def _is_cache(name: str) -> bool:
 
 def _block_shape(port: Any) -> list[int]:
     return [dimension.get_length() for dimension in list(port.get_partial_shape())[1:]]
+
+
+def _check_computes(precision: Precision, computes: torch.dtype) -> None:
+    if precision.dtype not in (None, computes):
+        raise RequestError(
+            f"dtype {_name(precision.dtype)}: OpenVINO computes in {_name(computes)} on this CPU"
+        )
 
 
 def _name(dtype: torch.dtype | None) -> str:

@@ -64,11 +64,11 @@ def expected_logits(model: Any, prompt: list[int], tokens: list[int]) -> torch.T
     rope = getattr(model.config, "rope_parameters", None) or {}
     with torch.inference_mode():
         if rope.get("rope_type") != "longrope":
-            return model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            return model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
         steps = [
             model(ids[:, : len(prompt) + step], use_cache=False).logits[0, -1] for step in range(len(tokens))
         ]
-    return torch.stack(steps)
+    return torch.stack(steps).float()
 
 
 def rounding_noise(model: Any, prompt: list[int], tokens: list[int], dtype: torch.dtype) -> float:

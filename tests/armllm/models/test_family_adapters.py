@@ -37,6 +37,8 @@ FAMILIES = (
     "NemotronHForCausalLM",
     "PhiForCausalLM",
 )
+# In fp32, transformers' own roundings take all of the bound; few other families of it run in fp64.
+IN_DOUBLE = "FalconH1ForCausalLM"
 PREFIX = "base_model.model."
 # Numbers that are no products of the engine's, or never those of one matrix.
 NOT_MATRICES = {"altup.modality_router", "altup.prediction_coefs", "altup.correction_coefs"}
@@ -73,7 +75,8 @@ def test_logits_are_those_of_merged_weights(tmp_path, architecture, seed):
     config = random_config(architecture, seed)
     model = save_reference(tmp_path / "base", config, SEED)
     adapter = write_adapter(tmp_path / "adapter", model, ends_of(model))
-    check(tmp_path / "base", adapter, merge(model, adapter), config)
+    merged = merge(model, adapter)
+    check(tmp_path / "base", adapter, merged.double() if architecture == IN_DOUBLE else merged, config)
 
 
 @pytest.mark.parametrize(
