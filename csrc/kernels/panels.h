@@ -29,6 +29,10 @@ inline constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));  // eleme
 
 // Up to so many rows, a tile fetches a part of the panel that comes next while it meets this one.
 inline constexpr int64_t kFetchingRows = kLanes == 8 ? 32 : 0;
+// A whole tile fetches the rows of the tile that comes next, which another core may have made, if they have
+// at most so many elements: longer ones leave no room in the first-level cache.
+inline constexpr int64_t kMostFetched = kLanes == 16 ? 768 : 0;
+inline constexpr int kRows = -1;  // in place of a number of lines
 
 // Of panels of 16 bits that are widened for many rows, before the tiles meet them and not again by each.
 template <class T>
@@ -145,10 +149,10 @@ ARMLLM_INLINE void put_whole(const MatmulArgs& a, int64_t first_row, int64_t col
 }
 
 // `count` panels side by side, whose weights are w. Beside each four elements of in_features it fetches so
-// many lines, the first of which is `ahead` of them.
+// many lines, the first of which is `ahead` of them; or with kRows a line of rows, from `next` on.
 template <class T, int rows, int count, int fetches, class W>
 ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_t first_panel, const W* w,
-                                  [[maybe_unused]] int64_t ahead) {
+                                  [[maybe_unused]] int64_t ahead, [[maybe_unused]] const float* next) {
   const int64_t n = a.shape.in_features, stride = dense::row_floats(a.shape), panel = panel_elements(n);
   const float* x = static_cast<const float*>(a.activations) + first_row * stride;
   Vf sums[count][rows][kVectors];
@@ -158,6 +162,10 @@ ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_
     ARMLLM_LOOP("panels", rows);
     ARMLLM_UNROLL for (int64_t i = 0; i < fetches; ++i)
       __builtin_prefetch(w + ahead + i * kLine<W>);
+    if constexpr (fetches == kRows) {
+      __builtin_prefetch(next, 0, 2);
+      next += kLine<float>;
+    }
     Quad four[rows];
     ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
       four[r] = load_quad(x + r * stride + k);
@@ -175,13 +183,23 @@ ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_
 // Panels by `count`, then by fewer, so that sums do not wait for each other.
 template <class T, int rows, int count, int fetches, class W>
 ARMLLM_INLINE void tile_by_counts(const MatmulArgs& a, int64_t first_row, int64_t begin, int64_t end,
-                                  const W* w, int64_t ahead) {
-  const int64_t elements = count * panel_elements(a.shape.in_features);
-  for (; begin + count <= end; begin += count, w += elements)
-    tile_by_panels<T, rows, count, fetches>(a, first_row, begin, w, ahead);
-  if constexpr (count > 1) {
-    if (begin < end) tile_by_counts<T, rows, count / 2, fetches>(a, first_row, begin, end, w, ahead);
+                                  const W* w, int64_t ahead, const float* next = nullptr) {
+  const int64_t panel = panel_elements(a.shape.in_features);
+  for (; begin + count <= end; begin += count, w += count * panel) {
+    tile_by_panels<T, rows, count, fetches>(a, first_row, begin, w, ahead, next);
+    if constexpr (fetches == kRows) next += panel / 4;
   }
+  if constexpr (count > 1) {
+    if (begin < end) tile_by_counts<T, rows, count / 2, fetches>(a, first_row, begin, end, w, ahead, next);
+  }
+}
+
+// Panels that so many rows meet at a time: a multiple of those of a whole tile, as blocks of panels have, or
+// some would be left for a tile of a single panel.
+constexpr ARMLLM_INLINE int panels_beside(int rows) {
+  constexpr int kMost = 8, kTogether = static_cast<int>(kPanelsOfTile);
+  const int fit = kSums / (rows * kVectors), whole = fit < kMost ? fit / kTogether * kTogether : kMost;
+  return whole < 1 ? 1 : whole;
 }
 
 // At most `most` rows; w: the weights of panel `begin`.
@@ -191,11 +209,7 @@ ARMLLM_INLINE void tile_by_all(const MatmulArgs& a, int64_t first_row, int64_t r
   if constexpr (most > 1) {
     if (rows < most) return tile_by_all<T, most - 1, fetches>(a, first_row, rows, begin, end, w, ahead);
   }
-  constexpr int kMost = 8, kFits = kSums / (most * kVectors);
-  constexpr int kTogether = static_cast<int>(kPanelsOfTile);
-  constexpr int kWhole = kFits < kMost ? kFits / kTogether * kTogether : kMost;
-  constexpr int kCount = kWhole < 1 ? 1 : kWhole;
-  tile_by_counts<T, most, kCount, fetches>(a, first_row, begin, end, w, ahead);
+  tile_by_counts<T, most, panels_beside(most), fetches>(a, first_row, begin, end, w, ahead);
 }
 
 template <class T>
@@ -271,7 +285,17 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
   }
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     const auto [first, rows] = dense::rows_of_tile(a, tile, count);
-    tile_by_all<T, kTileRows>(a, first, rows, panel_begin, panel_end, weights_of<T>(a, panel_begin));
+    const T* const w = weights_of<T>(a, panel_begin);
+    if constexpr (kMostFetched > 0) {
+      if (rows == kTileRows && tile + 1 < tile_end && a.shape.in_features <= kMostFetched) {
+        const int64_t stride = dense::row_floats(a.shape);
+        const float* const next = static_cast<const float*>(a.activations) + (first + rows) * stride;
+        tile_by_counts<T, kTileRows, panels_beside(kTileRows), kRows>(a, first, panel_begin, panel_end, w, 0,
+                                                                      next);
+        continue;
+      }
+    }
+    tile_by_all<T, kTileRows>(a, first, rows, panel_begin, panel_end, w);
   }
 }
 
