@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -230,7 +231,11 @@ def _vllm() -> Finding:
     rest = (
         [f"{', '.join(operators)}: where vLLM does not compile, as with --enforce-eager"] if operators else []
     )
-    rest += [f"{status.part}: {status.reason}" for status in found if not status.is_active]
+    parts: defaultdict[str, list[str]] = defaultdict(list)
+    for status in found:
+        if not status.is_active:
+            parts[status.reason].append(status.part)
+    rest += [f"{', '.join(names)}: {reason}" for reason, names in parts.items()]
     if "int4" in active and not vllm_plugin.loads_gguf():
         rest.append("GGUF: this vLLM has no loader for it")
     shown += f" ({'; '.join(rest)})" if rest else ""

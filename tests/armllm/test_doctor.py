@@ -59,6 +59,14 @@ def test_a_vllm_with_its_list_of_formats_elsewhere_is_described(vllm, monkeypatc
     assert doctor.examine()[-1].found == "kernels of armllm in vLLM: int4"
 
 
+def test_parts_with_one_reason_have_it_once(vllm):
+    """It would catch a broken vLLM whose one error fills the screen."""
+    found = vllm(
+        [Status("int4", "no hook"), Status("moe"), Status("dense", "slower"), Status("int8", "no hook")]
+    )
+    assert found.found == "kernels of armllm in vLLM: moe (int4, int8: no hook; dense: slower)"
+
+
 def test_a_part_that_should_be_active_is_a_warning(vllm):
     """It would catch an "ok" beside kernels that another vLLM does not take."""
     found = vllm([Status("int4", "this vLLM has another interface: it has no hook", is_problem=True)])

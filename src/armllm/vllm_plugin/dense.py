@@ -23,7 +23,12 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 
 import armllm.kernels.torch_ops  # noqa: F401 - registers the operators
 from armllm import kernels
-from armllm.layers.cpu import has_fast_kernel, has_own_products, has_torch_product
+from armllm.layers.cpu import (
+    cpu_computes_bfloat16,
+    has_fast_kernel,
+    has_own_products,
+    has_torch_product,
+)
 from armllm.vllm_plugin.interface import check_attributes, check_methods
 
 if TYPE_CHECKING:
@@ -152,7 +157,9 @@ def why_slower() -> str:
     """Why vLLM's own products are the faster ones on this CPU, or ""."""
     if not has_torch_product(torch.bfloat16):  # oneDNN has only portable loops
         return ""
-    if platform.machine() == "aarch64" and has_own_products(torch.bfloat16):
+    # Without such instructions oneDNN takes four times as long for prompts (docs/vllm.md).
+    has_slow_torch = platform.machine() == "aarch64" or not cpu_computes_bfloat16()
+    if has_own_products(torch.bfloat16) and has_slow_torch:
         return ""
     return "vLLM's own are faster on this CPU from a few sequences on"
 
