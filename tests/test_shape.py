@@ -70,6 +70,8 @@ MANY_PARAMETERS = {
     "armllm/cli/serve.py:serve_command": OPTIONS,
     "armllm/kernels/attention.py:paged_attention": "the tensors of the op",
     "armllm/kernels/reference.py:paged_attention": "the tensors of the op",
+    "armllm/kernels/attention.py:varlen_attention": "the tensors of the op",
+    "armllm/kernels/reference.py:varlen_attention": "the tensors of the op",
     "armllm/models/rope.py:read_rope": "what families leave open in config.json",
 }
 STILL_VAGUE = {

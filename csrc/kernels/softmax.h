@@ -37,6 +37,7 @@ ARMLLM_INLINE KeyRange seen_by(const PagedAttentionArgs& a, const AttentionTile&
 ARMLLM_INLINE KeyRange seen_by_all(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t begin,
                                    int64_t n) {
   const KeyRange lowest = seen_by(a, tile, tile.row_begin, begin, n);
+  if (tile.row_end - tile.row_begin == 1) return lowest;
   const KeyRange highest = seen_by(a, tile, tile.row_end - 1, begin, n);
   return highest.first < lowest.last ? KeyRange{highest.first, lowest.last} : KeyRange{0, 0};
 }
@@ -74,6 +75,14 @@ ARMLLM_INLINE float logit_scale(const PagedAttentionArgs& a) {
 ARMLLM_INLINE float rescale(float m, float base) {
   if (m == -INFINITY) return 0.0f;
   return reduce_max(power_of_two(splat(m - base), 0.0f));
+}
+// The same of bases, which are integers or infinite: nothing but an exponent, and no branch to guess.
+ARMLLM_INLINE float rescale_base(float m, float base) {
+  const float below = m - base, n = below > -127.0f ? below : -127.0f;  // a NaN of infinities too
+  const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
+  float power;
+  memcpy(&power, &bits, sizeof power);
+  return power;
 }
 
 // Several vectors at a time, each with its own running result, hide the latency of what is done to each.
@@ -137,12 +146,12 @@ ARMLLM_INLINE Vf keep_range(Vf x, int64_t begin, int64_t end) {
   return where_less(lane, splat(static_cast<float>(begin)), nothing, below_end);
 }
 
-// logits[0, padded) become 2^(logit - base) in `seen` and 0 elsewhere (padded is a multiple of kLanes), where
-// base is an integer, the last one or the first that is not below any logit; updates base and sum and returns
-// the factor for what was summed before, a power of two.
-ARMLLM_INLINE float softmax_row(float* logits, KeyRange seen, int64_t padded, float& base, float& sum) {
+// Masks what is not in `seen` of logits[0, padded) (a multiple of kLanes); updates base, to an integer, the
+// last one or the first that is not below any logit. Returns the factor for what was summed before, a power
+// of two.
+ARMLLM_INLINE float mask_and_rebase(float* logits, KeyRange seen, int64_t padded, float& base) {
   if (seen.first >= seen.last) {
-    for (int64_t i = 0; i < padded; i += kLanes) store(logits + i, zero());
+    for (int64_t i = 0; i < padded; i += kLanes) store(logits + i, splat(-INFINITY));
     return 1.0f;
   }
   for (int64_t i = 0; i < seen.first; i += kLanes) {
@@ -151,19 +160,20 @@ ARMLLM_INLINE float softmax_row(float* logits, KeyRange seen, int64_t padded, fl
   for (int64_t i = seen.last / kLanes * kLanes; i < padded; i += kLanes) {
     store(logits + i, keep_range(load(logits + i), seen.first - i, seen.last - i));
   }
-  const float highest = largest_of(logits, padded);
-  const float now = highest > base ? ceilf(highest) : base;
-  const float factor = rescale(base, now);
+  const float highest = ceilf(largest_of(logits, padded));
+  const float now = highest > base ? highest : base;
+  const float factor = rescale_base(base, now);
   base = now;
-  if (fabsf(now) <= 0x1p21f) {
-    sum = sum * factor + exponentials(logits, padded, now);
-    return factor;
-  }
-  if (now > -INFINITY) {
-    for (int64_t i = 0; i < padded; i += kLanes) store(logits + i, sub(load(logits + i), splat(now)));
-  }
-  sum = sum * factor + exponentials(logits, padded, 0.0f);
   return factor;
+}
+
+// logits[0, padded) become 2^(logit - base); returns their sum.
+ARMLLM_INLINE float weights_of_row(float* logits, int64_t padded, float base) {
+  if (fabsf(base) <= 0x1p21f) return exponentials(logits, padded, base);
+  if (base > -INFINITY) {
+    for (int64_t i = 0; i < padded; i += kLanes) store(logits + i, sub(load(logits + i), splat(base)));
+  }
+  return exponentials(logits, padded, 0.0f);
 }
 
 ARMLLM_INLINE void attention_merge(const PagedAttentionArgs& a, const AttentionTile& tile,
@@ -171,7 +181,7 @@ ARMLLM_INLINE void attention_merge(const PagedAttentionArgs& a, const AttentionT
   const int64_t head_dim = a.shape.head_dim;
   for (int64_t r = 0; r < tile.row_end - tile.row_begin; ++r) {
     const float base = next.base[r] > into.base[r] ? next.base[r] : into.base[r];
-    const float mine = rescale(into.base[r], base), theirs = rescale(next.base[r], base);
+    const float mine = rescale_base(into.base[r], base), theirs = rescale_base(next.base[r], base);
     into.base[r] = base;
     into.sum[r] = into.sum[r] * mine + next.sum[r] * theirs;
     float* x = into.values + r * head_dim;
@@ -209,11 +219,17 @@ ARMLLM_INLINE void online_softmax(const PagedAttentionArgs& a, const AttentionTi
     const int64_t n = end - begin < chunk ? end - begin : chunk;
     const int64_t padded = (n + padding - 1) / padding * padding;
     fill(begin, n);
+    const KeyRange common = seen_by_all(a, tile, begin, n);
+    const bool see_same = rows == 1 || (common.first == 0 && common.last == n);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t row = tile.row_begin + r;
       adjust_logits(a, tile, row, begin, padded, logits + r * chunk);
-      factor[r] = softmax_row(logits + r * chunk, seen_by(a, tile, row, begin, n), padded, state.base[r],
-                              state.sum[r]);
+      const KeyRange seen = see_same ? common : seen_by(a, tile, row, begin, n);
+      factor[r] = mask_and_rebase(logits + r * chunk, seen, padded, state.base[r]);
+    }
+    // A loop of its own: the ways to the largest logit and to the sum are long, and rows hide them.
+    for (int64_t r = 0; r < rows; ++r) {
+      state.sum[r] = state.sum[r] * factor[r] + weights_of_row(logits + r * chunk, padded, state.base[r]);
     }
     add(begin, n);
   }
@@ -230,7 +246,7 @@ ARMLLM_INLINE void attention_finish(const PagedAttentionArgs& a, const Attention
       const double unit = static_cast<double>(a.sinks[query_head(a, tile, row)]) * kLog2E;
       const auto sink = static_cast<float>(unit);
       const float base = sink > state.base[r] ? ceilf(sink) : state.base[r];
-      const float rescaled = rescale(state.base[r], base);
+      const float rescaled = rescale_base(state.base[r], base);
       factor = rescaled / (state.sum[r] * rescaled + rescale(sink, base));
     }
     const Vf scale = splat(factor);

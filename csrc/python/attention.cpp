@@ -164,6 +164,51 @@ void py_paged_attention(PyObject* const* a) {
   run_op([=] { paged_attention(dispatched().table, cache.storage, cache.type, args, cache.blocks, tokens); });
 }
 
+void py_varlen_attention(PyObject* const* a) {
+  StorageType type;
+  Size tokens("tokens"), heads("query heads"), kv_heads("KV heads"), head_dim("head_dim"),
+      starts_size("sequences + 1");
+  const Tensor query = TensorMatcher({tokens, heads, head_dim}).of(type).match("query", a[1]);
+  const Tensor key = TensorMatcher({tokens, kv_heads, head_dim}).of(type).match("key", a[2]);
+  const Tensor value = TensorMatcher({tokens, kv_heads, head_dim}).of(type).match("value", a[3]);
+  if (kv_heads == 0 || heads == 0 || heads % kv_heads != 0) {
+    throw std::invalid_argument("query has " + heads.text() + " heads, expected a multiple of the " +
+                                kv_heads.text() + " KV heads");
+  }
+  const Tensor out = TensorMatcher({tokens, heads, head_dim}).of(type).written().match("out", a[0]);
+  const Tensor starts = TensorMatcher({starts_size}).of(kInt32).match("query_start_loc", a[4]);
+  if (starts_size == 0)
+    throw std::invalid_argument("query_start_loc is empty, expected sequences + 1 numbers");
+  const float scale = number("scale", a[5]);
+  const int64_t window = count_or_none("sliding_window", a[6]);
+  const bool bidirectional = boolean("bidirectional", a[7]);
+  const float cap = divisor_or_none("logit_soft_cap", a[8]);
+  const VarlenAttentionArgs args{out.data,
+                                 query.data,
+                                 key.data,
+                                 value.data,
+                                 starts.of<int32_t>(),
+                                 starts_size - 1,
+                                 heads,
+                                 kv_heads,
+                                 head_dim,
+                                 out.stride[0],
+                                 out.stride[1],
+                                 query.stride[0],
+                                 query.stride[1],
+                                 key.stride[0],
+                                 key.stride[1],
+                                 value.stride[0],
+                                 value.stride[1],
+                                 scale,
+                                 window,
+                                 bidirectional,
+                                 cap};
+  const Storage storage = type;
+  kv_cache_layout(dispatched().table, storage, KvCacheType::plain, {kv_heads, head_dim, 16});  // checks them
+  run_op([=] { varlen_attention(dispatched().table, storage, args, tokens); });
+}
+
 PyMethodDef methods[] = {
     ARMLLM_METHOD("kv_cache_layout", "dtype, cache_dtype, num_kv_heads, head_dim, block_size",
                   py_kv_cache_layout),
@@ -173,6 +218,10 @@ PyMethodDef methods[] = {
         "out, query, cache, layout, block_tables, query_start_loc, seq_lens, scale, sliding_window, "
         "chunk_size, bidirectional, logit_soft_cap, alibi_slopes, sinks",
         py_paged_attention),
+    ARMLLM_METHOD("varlen_attention",
+                  "out, query, key, value, query_start_loc, scale, sliding_window, bidirectional, "
+                  "logit_soft_cap",
+                  py_varlen_attention),
     {nullptr, nullptr, 0, nullptr},
 };
 

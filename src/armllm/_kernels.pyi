@@ -65,6 +65,18 @@ def paged_attention(
     sinks: torch.Tensor | None,
     /,
 ) -> None: ...
+def varlen_attention(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    scale: float,
+    sliding_window: int | None,
+    bidirectional: bool,
+    logit_soft_cap: float | None,
+    /,
+) -> None: ...
 def linear(
     out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, /
 ) -> None: ...

@@ -36,8 +36,8 @@ GROUPS = (
             "attention forgets what earlier keys weighed",
             "paged_attention_f32",
             "csrc/kernels/softmax.h",
-            "sum = sum * factor + exponentials(logits, padded, now);",
-            "sum = sum + exponentials(logits, padded, now);",
+            "state.sum[r] * factor[r] + weights_of_row",
+            "state.sum[r] + weights_of_row",
         ),
         Mutant(
             "rotation turns the wrong way",

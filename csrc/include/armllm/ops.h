@@ -83,6 +83,25 @@ void write_kv_cache(const KernelTable& table, Storage storage, KvCacheType cache
 void paged_attention(const KernelTable& table, Storage storage, KvCacheType cache,
                      const PagedAttentionArgs& args, int64_t num_blocks, int64_t num_tokens);
 
+// Attention within whole sequences, whose keys and values nobody needs afterwards; fields as in
+// PagedAttentionArgs.
+struct VarlenAttentionArgs {
+  void* out;          // [tokens, num_query_heads, head_dim]
+  const void* query;  // the same
+  const void* key;    // [tokens, num_kv_heads, head_dim]
+  const void* value;  // the same
+  const int32_t* query_start_loc;
+  int64_t num_seqs, num_query_heads, num_kv_heads, head_dim;
+  int64_t out_token_stride, out_head_stride, query_token_stride, query_head_stride;
+  int64_t key_token_stride, key_head_stride, value_token_stride, value_head_stride;
+  float scale;
+  int64_t sliding_window;
+  bool bidirectional;
+  float logit_soft_cap;
+};
+void varlen_attention(const KernelTable& table, Storage storage, const VarlenAttentionArgs& args,
+                      int64_t num_tokens);
+
 void quantize_rows(const KernelTable& table, Storage storage, const QuantizeRowsArgs& args);
 
 // The kernel for weights of 4 or 8 bits; what it says of layouts is the same for every storage type.

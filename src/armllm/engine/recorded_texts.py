@@ -11,19 +11,17 @@ from torch import Tensor
 
 from armllm.engine.recording import Buffers, Recorder
 from armllm.layers.attention import AttentionMetadata
-from armllm.layers.encoder_attention import FixedScratch, using
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
     from armllm.engine.runner import StepInput
-    from armllm.kernels import KVCacheLayout
     from armllm.models.encoder import Encoder
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS = 256  # beyond, Python's share of a step is small
+MOST_TOKENS = 1024  # beyond, Python's share of a step is small
 MOST_RECORDINGS = 64
 MOST_SEEN = 1024
 REPLAYS_FOR_ONE = 16  # they save about what it takes to record a step
@@ -36,7 +34,6 @@ class Places(NamedTuple):
     token_ids: Tensor
     places: Tensor
     rows: Tensor | None
-    scratch: FixedScratch
     metadata: AttentionMetadata
 
 
@@ -63,7 +60,6 @@ class RecordedTexts:
         self.refused: str | None = None
         self.recordings: OrderedDict[Key, Recording] = OrderedDict()
         self.buffers = Buffers(MOST_TOKENS)
-        self._caches: dict[KVCacheLayout, Tensor] = {}
         self._model = model
         self._seen: OrderedDict[Key, None] = OrderedDict()
         self._tables: list[Tensor] = []  # those of the recordings
@@ -88,7 +84,7 @@ class RecordedTexts:
         inputs = self._places(key) if found is None else found.inputs
         inputs.token_ids.copy_(x.token_ids)
         inputs.places.copy_(self._model.places_among(x.token_ids, places, x.metadata))
-        inputs.scratch.fill(x.metadata.query_start_loc)
+        inputs.metadata.query_start_loc.numpy()[:] = x.metadata.query_start_loc.numpy()
         if inputs.rows is not None and x.rows is not None:
             inputs.rows.copy_(x.rows)
         if found is None:
@@ -99,26 +95,26 @@ class RecordedTexts:
             op()
         return found.result
 
-    def _places(self, key: Key) -> Places:
+    @staticmethod
+    def _places(key: Key) -> Places:
         sequences, tokens, rows = key
-        scratch = FixedScratch(sequences, tokens, MOST_TOKENS, self._caches)
+        nothing = torch.empty(0, dtype=torch.int32)  # there is no KV cache
         return Places(
             token_ids=torch.zeros(tokens, dtype=torch.int64),
             places=torch.zeros(tokens, dtype=torch.int64),
             rows=None if rows < 0 else torch.zeros(rows, dtype=torch.int64),
-            scratch=scratch,
             metadata=AttentionMetadata(
-                slot_mapping=scratch.slots,
-                block_tables=scratch.tables,
-                query_start_loc=scratch.starts,
-                seq_lens=scratch.lens,
+                slot_mapping=nothing,
+                block_tables=nothing,
+                query_start_loc=torch.zeros(sequences + 1, dtype=torch.int32),
+                seq_lens=nothing,
             ),
         )
 
     def _record(self, key: Key, inputs: Places) -> Tensor:
         self._credit -= REPLAYS_FOR_ONE
         recorder = Recorder(self.buffers, key[1])
-        with using(inputs.scratch), recorder.record():
+        with recorder.record():
             result = self._model.encode(inputs.token_ids, inputs.places, inputs.metadata, inputs.rows)
         if recorder.refused is not None:
             self.refused = recorder.refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import itertools
 import logging
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -224,19 +225,19 @@ class Runner(abc.ABC):
     ) -> Tensor:
         """What `run` returns, of a step that was started: logits of its live sequences that sample."""
         hidden = flight.result()
-        live, sampling, first_row = set(flight.live()), [], 0
-        for sequence, count in zip(flight.sequences, flight.counts, strict=True):
-            rows = slice(first_row, first_row + count)
-            first_row += count
+        live, sampling, end = set(flight.live()), [], 0
+        are_read = any(sequence.reader is not None for sequence in flight.sequences)
+        parts = iter(hidden.split_with_sizes(list(flight.counts))) if are_read else itertools.repeat(hidden)
+        for sequence, count, own in zip(flight.sequences, flight.counts, parts, strict=False):
+            end += count
             if sequence not in live:
                 continue
             if count and sequence.reader is not None:
                 first = sequence.num_computed_tokens + sequence.num_scheduled_tokens - count
-                own = hidden if count == len(hidden) else hidden[rows]
                 with alone(sequence):
                     sequence.reader.read(first, own, self._compute)
             if sequence.samples_next:
-                sampling.append((sequence, rows.stop - 1))
+                sampling.append((sequence, end - 1))
         # an error of a reader finishes all sequences of its request
         wanted = [row for sequence, row in sampling if not sequence.finished]
         if not wanted:

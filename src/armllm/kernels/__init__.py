@@ -15,6 +15,7 @@ from armllm.kernels.attention import (
     allocate_kv_cache,
     kv_cache_layout,
     paged_attention,
+    varlen_attention,
     write_kv_cache,
 )
 from armllm.kernels.dense import Fp8Weight, PanelWeight, head_linear, linear, pack_fp8, pack_panels
@@ -102,6 +103,7 @@ __all__ = [
     "targets",
     "thread_backend",
     "use_own_threads",
+    "varlen_attention",
     "weight_layouts",
     "weight_target",
     "write_kv_cache",

@@ -1,4 +1,4 @@
-"""The paged KV cache and the attention that reads it."""
+"""The paged KV cache, the attention that reads it, and attention without one."""
 
 from __future__ import annotations
 
@@ -168,4 +168,40 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
         logit_soft_cap,
         alibi_slopes,
         sinks,
+    )
+
+
+def varlen_attention(  # noqa: PLR0917 - the order is the field's
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_start_loc: Tensor,
+    scale: float,
+    *,
+    sliding_window: int | None = None,
+    bidirectional: bool = False,
+    logit_soft_cap: float | None = None,
+) -> None:
+    """Compute attention within whole sequences, packed without padding; no cache is needed.
+
+    - ``out``, ``query``: [tokens, query heads, head_dim]. head_dim is a multiple of 8, at most 1024.
+    - ``key``, ``value``: [tokens, KV heads, head_dim]. The number of query heads is a multiple of theirs.
+    - ``query_start_loc``: int32 [sequences + 1]. Sequence s has the tokens [query_start_loc[s],
+      query_start_loc[s + 1]).
+
+    All have one dtype: float32, float16 or bfloat16. The others, and the bits of the result, are those of
+    `paged_attention` with a plain cache in blocks of 16 tokens. Raises ValueError that names the wrong
+    argument; then nothing is written.
+    """
+    extension.varlen_attention(
+        out,
+        query,
+        key,
+        value,
+        query_start_loc,
+        scale,
+        sliding_window,
+        bidirectional,
+        logit_soft_cap,
     )

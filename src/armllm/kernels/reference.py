@@ -8,6 +8,7 @@ head_dim]``; with int8, behind them the scales of both, each float32 ``[num_kv_h
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import torch
@@ -321,6 +322,33 @@ def paged_attention(  # noqa: PLR0917 - the kernels take what they take
             scores = torch.cat((scores, sinks[:, None, None].expand(-1, last - first, 1)), -1)
         weights = scores.softmax(-1)[..., :length]
         out[first:last] = (weights @ tokens(values)).transpose(0, 1).to(out.dtype)
+
+
+def varlen_attention(  # noqa: PLR0917 - the kernels take what they take
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_start_loc: Tensor,
+    scale: float,
+    *,
+    sliding_window: int | None = None,
+    bidirectional: bool = False,
+    logit_soft_cap: float | None = None,
+) -> None:
+    """Attention of ``query[T, Hq, D]`` to ``key`` and ``value`` ``[T, Hkv, D]`` of the same sequence."""
+    group = query.shape[1] // key.shape[1]
+    starts = query_start_loc.tolist()
+    for first, last in itertools.pairwise(starts):
+        q = query[first:last].float().transpose(0, 1)
+        k, v = (x[first:last].float().transpose(0, 1).repeat_interleave(group, 0) for x in (key, value))
+        scores = q @ k.transpose(1, 2) * scale
+        if logit_soft_cap is not None:
+            scores = logit_soft_cap * torch.tanh(scores / logit_soft_cap)
+        places = torch.arange(last - first)
+        unseen = _unseen(places - places[:, None], sliding_window, None, bidirectional)
+        weights = scores.masked_fill(unseen, float("-inf")).softmax(-1)
+        out[first:last] = (weights @ v).transpose(0, 1).to(out.dtype)
 
 
 def _unseen(distance: Tensor, window: int | None, chunk: int | None, bidirectional: bool) -> Tensor:

@@ -119,8 +119,9 @@ class VisionEncoder:
         order, lengths = window_order(height // merge, width // merge, self.config.window)
         unit = merge * merge
         patch_order = (order[:, None] * unit + torch.arange(unit)).flatten()
-        windows = torch.tensor([0, *itertools.accumulate(unit * length for length in lengths)])
-        whole = torch.tensor([0, count])
+        ends = itertools.accumulate(unit * length for length in lengths)
+        windows = torch.tensor([0, *ends], dtype=torch.int32)
+        whole = torch.tensor([0, count], dtype=torch.int32)
         table, rows = self._table(height, width)[patch_order].contiguous(), torch.arange(count)
         x = self.embed(pixels)[patch_order]
         for layer in self.layers:

@@ -18,7 +18,7 @@ from armllm.kernels._extension import extension
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ROWS, COLUMNS, OUT = 3, 37, 19
 TOKENS, KV_HEADS, GROUP, HEAD_DIM, BLOCK, BLOCKS = 5, 2, 3, 16, 16, 4
-HEADS = {"rotary_embedding", "write_kv_cache", "paged_attention"}
+HEADS = {"rotary_embedding", "write_kv_cache", "paged_attention", "varlen_attention"}
 ANY_SIZE = {
     ("causal_conv", "states"),
     ("state_scan", "states"),
@@ -170,16 +170,17 @@ def heads(name, dtype):
     query, key, value = (part.view(TOKENS, -1, HEAD_DIM) for part in parts)
     if name == "rotary_embedding":
         return [torch.arange(TOKENS) + 3, query, key, torch.rand(9, HEAD_DIM), True]
+    starts, out = torch.tensor([0, 2, TOKENS], dtype=torch.int32), torch.zeros(query.shape, dtype=dtype)
+    if name == "varlen_attention":
+        return [out, query, key, value, starts, 0.3, 4, True, 9.0]
     layout = kernels.kv_cache_layout(dtype, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, block_size=BLOCK)
     cache = kernels.allocate_kv_cache(layout, BLOCKS).zero_()
     if name == "write_kv_cache":
         return [key, value, cache, layout.description, torch.arange(TOKENS) * 3 + BLOCK]
     kernels.write_kv_cache(key, value, cache, layout, torch.arange(TOKENS) + BLOCK)
     tables = torch.tensor([[1, 0, 0], [1, 9, 9]], dtype=torch.int32)[:, :2]
-    starts, lengths = torch.tensor([0, 2, TOKENS]), torch.tensor([2, TOKENS])
-    out = torch.zeros(TOKENS, GROUP * KV_HEADS, HEAD_DIM, dtype=dtype)
     per_head = torch.rand(2, GROUP * KV_HEADS)
-    sequences = [tables, starts.int(), lengths.int()]
+    sequences = [tables, starts, torch.tensor([2, TOKENS], dtype=torch.int32)]
     return [out, query, cache, layout.description, *sequences, 0.3, 4, None, False, 9.0, *per_head]
 
 
@@ -320,6 +321,9 @@ NUMBERS = [
     ("paged_attention", "scale", None),
     *(("paged_attention", name, [0, -3, 1.5, -(1 << 70)]) for name in ("sliding_window", "chunk_size")),
     ("paged_attention", "bidirectional", [1, None]),
+    ("varlen_attention", "scale", None),
+    ("varlen_attention", "sliding_window", [0, -3, 1.5, -(1 << 70)]),
+    ("varlen_attention", "bidirectional", [1, None]),
     ("rotary_embedding", "interleaved", [1, None]),
     *(
         (name, parameter, wrong)
@@ -327,6 +331,7 @@ NUMBERS = [
             ("matmul_w4a8", "x_scale"),
             ("matmul_w8a8", "x_scale"),
             ("paged_attention", "logit_soft_cap"),
+            ("varlen_attention", "logit_soft_cap"),
             ("moe", "alpha"),
             ("moe", "limit"),
         )
@@ -341,6 +346,7 @@ NUMBERS = [
             ("fused_add_rms_norm", "weight_offset"),
             ("layer_norm", "eps"),
             ("paged_attention", "scale"),
+            ("varlen_attention", "scale"),
         )
     ),
 ]
@@ -366,10 +372,10 @@ def test_a_window_longer_than_any_sequence_is_no_window():
     assert torch.equal(values[0], others[0])
 
 
-@pytest.mark.parametrize("name", ["rotary_embedding", "paged_attention"])
+@pytest.mark.parametrize("name", ["rotary_embedding", "paged_attention", "varlen_attention"])
 def test_an_output_whose_heads_share_memory_is_refused(name):
     values = arguments(name, torch.float32)
-    at = 0 if name == "paged_attention" else 1
+    at = 1 if name == "rotary_embedding" else 0
     shape = values[at].shape
     for shared in (
         torch.zeros(1, *shape[1:]).expand(shape),

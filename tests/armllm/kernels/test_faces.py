@@ -184,6 +184,10 @@ FITTING = {
     "selective_scan": lambda t, _: scanned(t, "reads", "writes", "x", "log_decay", "step")
     | {"skip": ones(HEADS)},
     "silu_and_mul": lambda t, _: plain(t, 2 * HIDDEN),
+    "varlen_attention": lambda t, _: {
+        "out": heads(t, 2 * HEADS), "query": heads(t, 2 * HEADS), "key": heads(t), "value": heads(t),
+        "query_start_loc": torch.tensor([0, 2, 3], dtype=torch.int32), "scale": 1.0,
+    },
     "write_kv_cache": lambda t, c: cache_of(t, c) | {
         "key": heads(t), "value": heads(t), "slot_mapping": torch.tensor([0, -1, 63]),
     },

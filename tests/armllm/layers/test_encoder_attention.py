@@ -42,7 +42,7 @@ def test_every_token_sees_its_sequence_or_what_it_reaches(dtype, reach, head_dim
 
 
 def test_calls_with_other_sequences_types_and_layers_in_turn():
-    """They share one scratch cache, and what was computed of the last sequences."""
+    """They share the kernels' scratch memory."""
     narrow, wide = (EncoderAttention(num_heads=2, head_dim=size) for size in (16, 64))
     for attention, lengths, dtype in (
         (narrow, [5, 9], torch.float32),
@@ -57,7 +57,7 @@ def test_calls_with_other_sequences_types_and_layers_in_turn():
             torch.testing.assert_close(found.double(), expected, rtol=0, atol=BOUNDS[dtype])
 
 
-def test_threads_do_not_share_the_scratch_cache():
+def test_threads_do_not_share_scratch_memory():
     attention = EncoderAttention(num_heads=2, head_dim=32)
     wrong = []
 

@@ -13,7 +13,6 @@ from tests.armllm.models.reference import (
 )
 
 from armllm import LLM, SamplingParams
-from armllm.layers import encoder_attention
 from armllm.models import latent
 from armllm.models.latent import LatentHeads
 
@@ -70,13 +69,13 @@ def test_each_way_to_attend_has_the_logits_of_transformers(tmp_path, monkeypatch
         assert calls["_absorb"] >= layers * 24
 
 
-def test_the_prompts_of_a_step_are_looked_for_and_described_once(tmp_path, monkeypatch):
+def test_the_prompts_of_a_step_are_looked_for_once(tmp_path, monkeypatch):
     """Not in every layer."""
     config = random_config("DeepseekV2ForCausalLM", 7) | {"num_hidden_layers": 3}
     save_reference(tmp_path, config, 7)
     llm = load(tmp_path, enforce_eager=True)
-    calls = {"nonzero": 0, "_blocks": 0, "_expand": 0}
-    for owner, name in ((torch, "nonzero"), (encoder_attention, "_blocks"), (LatentHeads, "_expand")):
+    calls = {"nonzero": 0, "_expand": 0}
+    for owner, name in ((torch, "nonzero"), (LatentHeads, "_expand")):
         original = getattr(owner, name)
 
         def counted(*arguments, name=name, original=original):
@@ -86,7 +85,7 @@ def test_the_prompts_of_a_step_are_looked_for_and_described_once(tmp_path, monke
         monkeypatch.setattr(owner, name, counted)
     prompts = [{"prompt_token_ids": prompt} for prompt in random_prompts((30, 5, 9), 7)]
     llm.generate(prompts, SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
-    assert calls == {"nonzero": 1, "_blocks": 1, "_expand": 3}
+    assert calls == {"nonzero": 1, "_expand": 3}
 
 
 def test_adapters_and_calibration_need_the_expanded_cache(tmp_path):
