@@ -203,6 +203,14 @@ ARMLLM_INLINE const char* block_of(const PagedAttentionArgs& a, const AttentionT
          blocks[token / a.shape.block_size] * a.layout.block_bytes;
 }
 
+// Whether sums have a loop of their own: the ways to the largest logit and to a sum are long, and rows hide
+// them. With SVE, clang orders the loop over the values of one row worse then (A64FX).
+#if defined(ARMLLM_SVE_LANES)
+inline constexpr bool kSumsApart = false;
+#else
+inline constexpr bool kSumsApart = true;
+#endif
+
 // One split, `chunk` keys at a time: fill(begin, n) writes the rows' logits of the keys [begin, begin + n),
 // which become weights, zero up to a multiple of `padding`; add(begin, n) adds what they weigh to the values,
 // after these have been multiplied by `factor`.
@@ -211,13 +219,17 @@ ARMLLM_INLINE void online_softmax(const PagedAttentionArgs& a, const AttentionTi
                                   const AttentionState& state, float* logits, float* factor, const Fill& fill,
                                   const Add& add) {
   const int64_t rows = tile.row_end - tile.row_begin, end = split_end(a, tile, split);
+  int64_t padded = 0;
+  const auto add_weights = [&](int64_t r) ARMLLM_LAMBDA {
+    state.sum[r] = state.sum[r] * factor[r] + weights_of_row(logits + r * chunk, padded, state.base[r]);
+  };
   for (int64_t r = 0; r < rows; ++r) {
     state.base[r] = -INFINITY;
     state.sum[r] = 0;
   }
   for (int64_t begin = split_begin(a, tile, split); begin < end; begin += chunk) {
     const int64_t n = end - begin < chunk ? end - begin : chunk;
-    const int64_t padded = (n + padding - 1) / padding * padding;
+    padded = (n + padding - 1) / padding * padding;
     fill(begin, n);
     const KeyRange common = seen_by_all(a, tile, begin, n);
     const bool see_same = rows == 1 || (common.first == 0 && common.last == n);
@@ -226,10 +238,10 @@ ARMLLM_INLINE void online_softmax(const PagedAttentionArgs& a, const AttentionTi
       adjust_logits(a, tile, row, begin, padded, logits + r * chunk);
       const KeyRange seen = see_same ? common : seen_by(a, tile, row, begin, n);
       factor[r] = mask_and_rebase(logits + r * chunk, seen, padded, state.base[r]);
+      if constexpr (!kSumsApart) add_weights(r);
     }
-    // A loop of its own: the ways to the largest logit and to the sum are long, and rows hide them.
-    for (int64_t r = 0; r < rows; ++r) {
-      state.sum[r] = state.sum[r] * factor[r] + weights_of_row(logits + r * chunk, padded, state.base[r]);
+    if constexpr (kSumsApart) {
+      for (int64_t r = 0; r < rows; ++r) add_weights(r);
     }
     add(begin, n);
   }
